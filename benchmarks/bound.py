@@ -14,7 +14,7 @@ import torch
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import ddp, our_step, torch_step
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
@@ -31,7 +31,7 @@ SEQ = 64
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
 

@@ -13,7 +13,7 @@ import torch
 from phalanx.measure.collectives import OPS, SHARED, TransportAlgorithm, candidates, rounds, tensors
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
@@ -40,7 +40,7 @@ def _copies(comm: Comm) -> list[float]:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

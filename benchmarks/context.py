@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.interleaved import Step, rounds
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.spec.files.job_file import build
@@ -55,7 +55,7 @@ def strategies(ranks: int) -> dict[str, Strategy]:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

@@ -19,7 +19,7 @@ from benchmarks.programs import initialise
 from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import create
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.files import job_file
 from phalanx.spec.files.plan import write_json
@@ -55,7 +55,7 @@ def _ddp_step(file: job_file.JobFile) -> Step:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     file = job_file.load(Path("examples/quickstart.toml"))
 

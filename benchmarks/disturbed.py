@@ -40,7 +40,7 @@ from phalanx.reliability.conditions import Conditions
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.spec.cluster.part import part_of
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.cluster_toml import cluster_from_toml, to_toml
@@ -186,7 +186,7 @@ def _with_another(network: Lab, folder: Path) -> float:
 def main() -> None:
     """Take steps as a rank of a job."""
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     worlds.join(world, 300)
     comm = Comm(world, mesh(PAIR))

@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks.interleaved import Step, rounds
 from benchmarks.programs import our_step
 from phalanx.nn.experts import expert_mlps
-from phalanx.runtime.autograd.deferred_weight_grads import Grouped
+from phalanx.runtime.autograd.deferred_weight_grads import GroupedProduct
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
@@ -70,7 +70,7 @@ def products(rows: int) -> dict[str, list[list[float]]]:
             lambda: torch.mm(g, dense, out=d_x),
         ),
         "gradients of weights": (
-            lambda: Grouped(g, x, held).put(into, add=False),
+            lambda: GroupedProduct(g, x, held).write(into, add=False),
             lambda: torch.mm(g.t(), x, out=whole),
         ),
     }
@@ -88,7 +88,7 @@ def _best(work: Callable[[], object]) -> float:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES), "model")
 

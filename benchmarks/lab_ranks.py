@@ -27,7 +27,7 @@ from phalanx.planning.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.files.cluster_toml import cluster_from_toml
 from phalanx.spec.files.job_file import build as build_spec
@@ -147,7 +147,7 @@ def main() -> None:
     if arguments["what"] == "measure":
         _measure(arguments)
         return
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     worlds.join(world, 300)
     results = {"reduce": _reduce, "train": _train}[arguments["what"]](world, arguments)

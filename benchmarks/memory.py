@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.spec.files.job_file import build, make_strategy
@@ -80,7 +80,7 @@ def _measured(world: World, job: Job, strategy: Strategy) -> int:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

@@ -17,7 +17,7 @@ from phalanx.nn.gated_norm import gated_rms_norm
 from phalanx.nn.recurrences import chunked
 from phalanx.nn.recurrences.delta_rule import DeltaRule
 from phalanx.nn.recurrences.ssd import StateSpace
-from phalanx.runtime.autograd.windowed_attention import band_mask, windowed
+from phalanx.runtime.autograd.windowed_attention import band_mask, window_attention
 
 HIDDEN, SEQ, ROUNDS = 512, 1024, 7
 LONG, WINDOW = 8192, 1024
@@ -83,7 +83,7 @@ def _window() -> Pair:
         queries, keys, values = (t.transpose(1, 2) for t in (q, k, v))
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=everything)
 
-    return theirs, lambda: windowed(q, k, v, band, WINDOW)
+    return theirs, lambda: window_attention(q, k, v, band, WINDOW)
 
 
 def bench() -> Iterator[Result]:

@@ -17,7 +17,7 @@ from benchmarks.interleaved import Step
 from benchmarks.programs import ddp, fsdp, our_step, torch_step
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.runtime.comm.recorder import Recorder
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.spec.files.job_file import build
@@ -68,7 +68,7 @@ def _program(name: str, world: World) -> Step:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

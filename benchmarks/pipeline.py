@@ -33,7 +33,7 @@ from phalanx.nn.init import create, draw
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.model_parallel.pipeline import Pipeline
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.tracing.instrument import Tracker
 from phalanx.schedule.pipeline import stages
@@ -300,7 +300,7 @@ def peak(program: Program, batch: Tensor) -> int:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     torch.manual_seed(0)
     cases: list[str] = arguments.get("cases") or list(CASES)

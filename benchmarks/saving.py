@@ -17,7 +17,7 @@ from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.measure.collectives import OPS
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files.job_file import build
@@ -62,7 +62,7 @@ def _programs(world: World, folder: Path) -> tuple[dict[str, tuple[Step, int]], 
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
 
     def work() -> None:

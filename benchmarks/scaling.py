@@ -21,7 +21,7 @@ from phalanx.measure.this_machine import local_cluster
 from phalanx.planning.auto import transport
 from phalanx.planning.search.best_first import price
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files import job_file
@@ -98,7 +98,7 @@ def _batches(job: Job, strategy: Strategy, vocab: int) -> list[torch.Tensor]:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     file = job_file.load(Path("examples/quickstart.toml"))
     cluster = local_cluster(arguments["most"], "float32", 1)

@@ -22,7 +22,7 @@ from typing import Any
 import phalanx
 from benchmarks.stacks_cases import CASES, Case
 from benchmarks.stacks_programs import BLOCK, MICRO_BATCHES, WORLD
-from phalanx.schedule.observation import Holder, RankObservation, unit
+from phalanx.schedule.observation import Holder, RankObservation, unit_of
 
 _DOCS = Path(__file__).resolve().parents[1] / "docs"
 _NEEDS = {"DeepSpeed": "deepspeed", "accelerate": "accelerate", "torchtitan": "torchtitan"}
@@ -105,7 +105,7 @@ def _by_unit(r: RankObservation) -> dict[str, dict[str, int]]:
     for o in r.communication:
         e = o.event
         line = str(o.site).partition("site-packages/")[2]
-        of = unit(o.module) or (f"(no module) {line}" if line else "(no module)")
+        of = unit_of(o.module) or (f"(no module) {line}" if line else "(no module)")
         counts.setdefault(f"{e.op} of {e.dtype} over {e.group_size}, {e.phase}", Counter())[of] += 1
     return {key: dict(of) for key, of in counts.items()}
 

@@ -26,7 +26,7 @@ from phalanx.planning.auto import transport
 from phalanx.planning.search.best_first import price
 from phalanx.planning.stragglers.own import own_pipelines
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files import job_file
@@ -101,7 +101,7 @@ class _Case:
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
 
     file = job_file.load(Path(arguments["job"]), ["job.global_batch=16"])

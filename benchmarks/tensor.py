@@ -32,7 +32,7 @@ from benchmarks.programs import initialise, our_step
 from benchmarks.zero import BATCH, SEQ, SIZES
 from phalanx.nn.init import create
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import write_json
@@ -104,7 +104,7 @@ def dtensor_step(spec: ModelSpec, job: Job, ranks: int, sp: bool = False) -> Ste
 
 def main() -> None:
     arguments = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(1)
     spec = build(ModelSpec, complete(SIZES | {"tied": False}), "model")
 

@@ -22,6 +22,7 @@ from support.forked_cli import Launcher
 from support.in_process_cli import phalanx
 from support.lab_hosts import Hosts, shaped
 from support.quick_runs import JOB, TEXT
+from support.relabelled import relabel
 from support.sizes import sampled
 from support.toy_model import model
 from torch.distributed.elastic.multiprocessing.api import SignalException
@@ -30,8 +31,8 @@ from benchmarks.lab import hosts as lab
 from benchmarks.lab.__main__ import APP
 from benchmarks.lab.hosts import Lab
 from phalanx.cost.step.expand import expand
-from phalanx.runtime.checkpoint.store import steps
-from phalanx.schedule.collectives.ir import Schedule, relabel
+from phalanx.runtime.checkpoint.store import intact_steps
+from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
@@ -176,11 +177,11 @@ def test_a_host_that_disappears_is_named_and_the_others_go_on(tmp_path: Path, me
     run = here / "runs" / "lost"
     with shaped(2, RANKS) as found:
         agents = [found.torchrun(host, here, *words, **options) for host in range(2)]
-        wait_for(lambda: bool(steps(run / "checkpoint")), agents)
+        wait_for(lambda: bool(intact_steps(run / "checkpoint")), agents)
         found.lab.lose(1)
-        saved = steps(run / "checkpoint")[-1]
+        saved = intact_steps(run / "checkpoint")[-1]
         wait_for(lambda: json.loads((run / "plan.json").read_text())["strategy"]["dp"] == 2, agents[:1])
-        wait_for(lambda: steps(run / "checkpoint")[-1] > saved + 5, agents[:1])
+        wait_for(lambda: intact_steps(run / "checkpoint")[-1] > saved + 5, agents[:1])
         agents[0].signal(signal.SIGTERM)
         _, _, said = agents[0].finish()
     assert "rank 2, rank 3 (all of host host1) did not arrive" in said

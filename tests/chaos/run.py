@@ -24,7 +24,7 @@ from support.struck_runs import Stroke, begin, files_left, words
 
 from chaos.cases import FAMILIES, PHASES, Case, world
 from phalanx.runtime.checkpoint.manifest import MANIFEST
-from phalanx.runtime.checkpoint.store import newest
+from phalanx.runtime.checkpoint.store import newest_intact
 
 TIMEOUT_S = 8  # of a collective
 LIMIT_S = 90.0  # of a run, on a busy machine
@@ -164,7 +164,7 @@ class Runs:
         code, err = self._run(case, name, strokes=(("SIGTERM", -1, "optimizer", 4),))
         _require(code == 130, f"interrupted it ends with {code}: {err}")
         run = self.here / "runs" / name
-        checkpoint = newest(run / "checkpoint")
+        checkpoint = newest_intact(run / "checkpoint")
         assert checkpoint is not None
         what, _, which = case.stroke.partition(" ")
         if case.stroke in ("full disk", "read-only folder"):

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from support.in_process_cli import phalanx
 
 from phalanx.cost.collectives.closed_form import FORMULAS, closed_form
-from phalanx.runtime.comm.reductions import named
-from phalanx.schedule.collectives.compositions import COMPOSITIONS, DUALS, composed
+from phalanx.runtime.comm.reductions import reduction_by_name
+from phalanx.schedule.collectives.compositions import COMPOSITIONS, DUALS, compose_operations
 from phalanx.schedule.collectives.gossip import fewest_messages
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.reduction import examine, needs, operands
@@ -77,9 +77,9 @@ def test_a_collective_as_others(op: str, ranks: int) -> None:
         twice = way == "dual:scatter_all_gather" or (way == "dual:doubling" and ranks == 3)
         if twice and ranks > 1:  # a piece arrives twice at a rank, so backwards it would be added twice
             with pytest.raises(InputError, match="a second time"):
-                composed(op, way, ranks, 3 * ranks + 1, root=ranks - 1)
+                compose_operations(op, way, ranks, 3 * ranks + 1, root=ranks - 1)
         else:
-            prove(composed(op, way, ranks, 3 * ranks + 1, root=ranks - 1))
+            prove(compose_operations(op, way, ranks, 3 * ranks + 1, root=ranks - 1))
 
 
 def test_show_as_says_what_it_proves(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_reduction_of_ones_own_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     said = phalanx(tmp_path, "collectives reduce ring --with mine_too:f --ranks 2")[1]
     assert "run on 2 ranks: 0 of 2,000 elements differ from one process" in said
     with pytest.raises(InputError, match="did you mean max"):
-        named("maxx")
+        reduction_by_name("maxx")
     (tmp_path / "mine_broken.py").write_text("def f(:\n")
     with pytest.raises(InputError, match="cannot be imported: invalid syntax"):
-        named("mine_broken:f")
+        reduction_by_name("mine_broken:f")

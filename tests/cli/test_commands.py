@@ -30,7 +30,7 @@ from phalanx.answers.runs import parity
 from phalanx.answers.runs.train import outcome
 from phalanx.cli.app import app
 from phalanx.cli.terminal import printable
-from phalanx.runs.resume import resumed
+from phalanx.runs.resume import resumed_job
 from phalanx.runtime.process import launch, status
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 from phalanx.spec.errors import InputError
@@ -248,13 +248,13 @@ def test_what_a_resumed_run_may_not_become(here: Path, monkeypatch: pytest.Monke
         (["train.steps=40", *alone, "job.outer.momentum=0", "job.outer.mix=0.5"], "job.outer.mix = 0.5: needs state"),
     ):
         with pytest.raises(InputError, match=said):
-            resumed(Path("job.toml"), ["train.name=whole", *changes])
+            resumed_job(Path("job.toml"), ["train.name=whole", *changes])
     with monkeypatch.context() as damaged:  # an earlier checkpoint has steps left
         damaged.setattr(
-            "phalanx.runtime.checkpoint.store.damage_or_unread",
+            "phalanx.runtime.checkpoint.store.defect",
             lambda _, step, *__: "damaged" if step == 30 else None,
         )
-        assert resumed(Path("job.toml"), ["train.name=whole"]).train.steps == 30
+        assert resumed_job(Path("job.toml"), ["train.name=whole"]).train.steps == 30
     text = here / "text.txt"
     text.write_text(TEXT + "and one more line")
     code, _, err = phalanx(here, "train job.toml --set train.name=whole --set train.steps=40 --resume")

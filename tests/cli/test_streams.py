@@ -177,7 +177,9 @@ def test_generated_text_is_shown_once(
     """As text it was printed as it came; as JSON by the first rank alone."""
     showing: list[object] = []
     monkeypatch.setattr("phalanx.answers.runs.generate.generate", lambda *_: "an answer")
-    monkeypatch.setattr("phalanx.runtime.process.environment.external", lambda: replace(ALONE, rank=rank, size=2))
+    monkeypatch.setattr(
+        "phalanx.runtime.process.environment.external_world", lambda: replace(ALONE, rank=rank, size=2)
+    )
     monkeypatch.setattr("phalanx.cli.output.Display.show", lambda self, answer, **_: showing.append(answer))
     assert phalanx(tmp_path, "generate", "runs/x", "--prompt", "a", *words)[0] == 0
     assert showing == ["an answer"] * shown

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.relabelled import relabel
 from support.sizes import sampled
 
 from phalanx.cost.collectives.closed_form import best_segments, closed_form
 from phalanx.cost.collectives.critical_path import LinkCosts, costs, lower_bound, seconds
 from phalanx.planning.tables.collectives import compare
-from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals, relabel
+from phalanx.schedule.collectives.ir import Round, Schedule, compose, intervals
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.spec import ClusterSpec, Tier

@@ -19,7 +19,7 @@ from phalanx.cost.step.predict import predict
 from phalanx.observation.diff import differences, identical, memory_differences
 from phalanx.observation.trainer.step import record_step
 from phalanx.schedule.event import Event
-from phalanx.schedule.layers.routing import balanced, most, routed
+from phalanx.schedule.layers.routing import balanced_choices, expert_capacity, expert_traffic
 from phalanx.schedule.layout import Layout, repeat_of
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.files.job_file import build, make_model
@@ -67,7 +67,7 @@ def test_balanced_rows_are_all_there_are(
     tokens: int, count: int, k: int, capacity: float | None, chooses: bool
 ) -> None:
     x = Experts(count, min(k, count), 8, capacity=capacity, chooser="experts" if chooses else "tokens")
-    rows, limit = balanced(tokens, x), most(x, tokens)
+    rows, limit = balanced_choices(tokens, x), expert_capacity(x, tokens)
     assert len(rows) == count
     assert max(rows) - min(rows) <= 1
     if limit is None:
@@ -82,7 +82,7 @@ def test_what_leaves_comes(tokens: int, degrees: tuple[int, int, int]) -> None:
     tp, ep, etp = degrees
     s = Strategy(dp=2 * ep * etp, tp=tp, ep=ep, etp=etp)
     x = Experts(12, 2, 8)
-    found = [routed(x, s, tokens, rank) for rank in range(s.world)]
+    found = [expert_traffic(x, s, tokens, rank) for rank in range(s.world)]
     assert sum(r.rows * r.copies for r in found) == sum(r.received for r in found)
     assert max(r.received for r in found) == found[0].received
 
@@ -94,7 +94,7 @@ def test_what_is_kept_comes_and_goes(case: tuple[ModelSpec, Job, Strategy]) -> N
     model, job, s = case
     held, t = local_model(model, s), s.micro_batch * job.seq // s.cp
     assert model.experts is not None
-    rows = routed(model.experts, s, t)
+    rows = expert_traffic(model.experts, s, t)
     for i in expert_layers(model):
         e, repeat = DTYPE_BYTES[job.precision.compute], repeat_of(s, f"blocks.{i}")
         sizes = PassSizes(t, e, held.hidden, s.tp, s.sp, repeat, experts=held.experts, rows=rows)

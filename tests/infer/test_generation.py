@@ -158,7 +158,7 @@ def test_requests_come_and_go() -> None:
     said, step = [], 0
     while not scheduler.done:
         batch = scheduler.batch(step)
-        held = [scheduler.held(slot) for slot in batch.slots]
+        held = [scheduler.cache_seat(slot) for slot in batch.slots]
         for owned in ([page for of in held for page in of.pages], [of.seat for of in held]):
             assert len(owned) == len(set(owned))
         said.append([(s.request, s.past, s.new, s.samples) for s in batch.slots])
@@ -310,7 +310,7 @@ def test_a_text_ends_where_its_model_says_or_goes_on(
     ):
         with pytest.raises(InputError, match=error):
             text.question(**{"folder": tmp_path, "prompts": ["ab", "c"], "sampling": Sampling(), **other})
-    monkeypatch.setattr(text, "widest", lambda *_: torch.bfloat16)
+    monkeypatch.setattr(text, "widest_dtype", lambda *_: torch.bfloat16)
     for asked_for, dtype in ((None, "bfloat16"), ("float64", "float64")):
         assert text.question(tmp_path, ["ab"], Sampling(), precision=asked_for).dtype == dtype
 
@@ -329,7 +329,7 @@ def test_a_text_ends_where_its_model_says_or_goes_on(
 def test_which_tokens_end_a_text(tmp_path: Path, files: dict[str, str], ends: tuple[int, ...]) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(content)
-    assert text._ends(tmp_path) == ends
+    assert text._end_tokens(tmp_path) == ends
 
 
 def test_a_folder_to_generate_from_is_a_run_or_of_hugging_face(tmp_path: Path) -> None:

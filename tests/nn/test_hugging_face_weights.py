@@ -19,8 +19,8 @@ from support.sizes import sampled
 from torch import Tensor
 
 from phalanx.nn.hugging_face import container, files
-from phalanx.nn.hugging_face.names import is_buffer, plain, sources
-from phalanx.nn.init import create, fill_buffers, initial, of_rank
+from phalanx.nn.hugging_face.names import is_buffer, plain_name, sources
+from phalanx.nn.init import create, fill_buffers, initial_source, restrict_to_rank
 from phalanx.nn.weight_files import open_weights
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import parameters
@@ -40,9 +40,9 @@ def test_every_tensor_of_transformers_is_covered_once(family: str, tmp_path: Pat
             state = AutoModelForCausalLM.from_config(config).state_dict()
         (tmp_path / "config.json").write_text(config.to_json_string())
         spec = spec_of(tmp_path)
-        state = {plain(family, name): t for name, t in state.items()}
+        state = {plain_name(family, name): t for name, t in state.items()}
         state = {name: t for name, t in state.items() if not is_buffer(spec, name)}
-        places = {fqn: replace(s, tensor=plain(family, s.tensor)) for fqn, (s,) in sources(spec).items()}
+        places = {fqn: replace(s, tensor=plain_name(family, s.tensor)) for fqn, (s,) in sources(spec).items()}
         rows: dict[str, list[int]] = {name: [] for name in state}
         shapes = {p.fqn: p.shape for p in parameters(spec)}
         for fqn, s in places.items():
@@ -105,7 +105,7 @@ def test_a_slice_is_that_of_the_whole_and_reads_no_more(  # type: ignore[no-unty
     wholes = {p.fqn: weights.slice(p.fqn, 0, p.numel) for p in parameters(spec)}
     fill, counted = container._fill, [0]
 
-    def counting(descriptor: int, memory: Any, offset: int, stored: container.Stored) -> None:
+    def counting(descriptor: int, memory: Any, offset: int, stored: container.FileTensor) -> None:
         counted[0] += len(memory)
         fill(descriptor, memory, offset, stored)
 
@@ -142,7 +142,7 @@ def test_a_rank_reads_its_own_experts_alone(ep: int, etp: int, theirs, monkeypat
         whole = weights.slice(p.fqn, 0, p.numel).view(p.shape)
         for place in range(ep * etp):
             split = Split(spec, ep=ep, etp=etp).at_experts(place)
-            held, first = split.box(p.fqn), of_rank(initial(spec, 0, weights), split)
+            held, first = split.box(p.fqn), restrict_to_rank(initial_source(spec, 0, weights), split)
             counted[0] = 0
             mine = first(p, 0, held.numel)
             assert counted[0] == 4 * held.numel * (etp if p.role == "expert_row" else 1)

@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.nn.experts import routing
 from phalanx.nn.experts.routing import Losses
 from phalanx.observation.parity.parity import first_flip, near_ties
-from phalanx.schedule.layers.routing import balanced, most
+from phalanx.schedule.layers.routing import balanced_choices, expert_capacity
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.training.expert_load import OVER, LayerLoad, LoadWatch, summary
@@ -85,7 +85,7 @@ def test_gradients_of_weights_and_losses_are_those_of_their_formulas(x: Experts,
 def test_the_first_tokens_of_a_sequence_fit(batch: int, seq: int, most: int, seed: int) -> None:
     x = Experts(4, 2, 8)
     chosen = routing.choose(logits(x, seed, batch * seq), x, None).view(batch, seq, 2)
-    fits = routing.fits(chosen, x.count, most)
+    fits = routing.within_capacity(chosen, x.count, most)
     for sequence, kept in zip(chosen.tolist(), fits.tolist(), strict=True):
         room = [most] * x.count
         for experts, got in zip(sequence, kept, strict=True):
@@ -96,7 +96,7 @@ def test_the_first_tokens_of_a_sequence_fit(batch: int, seq: int, most: int, see
 
 def test_experts_take_their_best_tokens_of_each_sequence() -> None:
     p = logits(Experts(4, 2, 8), 0, 10).view(2, 5, 4)
-    taken = routing.take(p, 2)
+    taken = routing.take_tokens(p, 2)
     assert (taken.sum(1) == 2).all()
     for sequence, of in zip(p, taken, strict=True):
         for e in range(4):
@@ -116,21 +116,27 @@ def test_of_equal_tokens_experts_take_the_first_however_they_are_rounded(
     rounded = p * (1 + 4 * eps * (2 * torch.rand(p.shape, generator=generator, dtype=dtype) - 1))
     best = p.argsort(dim=1, descending=True, stable=True)[:, :most]
     wanted = torch.zeros_like(p, dtype=torch.bool).scatter_(1, best, True)
-    assert torch.equal(routing.take(p, most), wanted)
-    assert torch.equal(routing.take(rounded, most), wanted)
+    assert torch.equal(routing.take_tokens(p, most), wanted)
+    assert torch.equal(routing.take_tokens(rounded, most), wanted)
 
 
 @pytest.mark.parametrize("capacity", [None, 0.5, 1.0, 1.25])
 @pytest.mark.parametrize("tokens", [1, 7, 24])
 def test_even_choices_are_as_many_as_counted(tokens: int, capacity: float | None) -> None:
     x = Experts(5, 2, 8, capacity=capacity)
-    chosen = routing.evenly(tokens, x, torch.device("cpu"))
+    chosen = routing.even_token_choices(tokens, x, torch.device("cpu"))
     assert all(len(set(row)) == 2 for row in chosen.tolist())
-    limit = most(x, tokens)
-    kept = torch.ones_like(chosen, dtype=torch.bool) if limit is None else routing.fits(chosen[None], 5, limit)[0]
-    assert torch.bincount(chosen[kept], minlength=5).tolist() == balanced(tokens, x)
+    limit = expert_capacity(x, tokens)
+    kept = (
+        torch.ones_like(chosen, dtype=torch.bool)
+        if limit is None
+        else routing.within_capacity(chosen[None], 5, limit)[0]
+    )
+    assert torch.bincount(chosen[kept], minlength=5).tolist() == balanced_choices(tokens, x)
     by_experts = Experts(5, 2, 8, capacity=capacity, chooser="experts")
-    assert routing.in_turn(tokens, by_experts, torch.device("cpu")).sum(0).tolist() == balanced(tokens, by_experts)
+    assert routing.even_expert_choices(tokens, by_experts, torch.device("cpu")).sum(0).tolist() == balanced_choices(
+        tokens, by_experts
+    )
 
 
 def test_a_flip_is_a_near_tie_where_a_score_hangs_on_little() -> None:

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from support.toy_model import model
 from torch import Tensor
 
-from phalanx.nn.decoder import hidden_from
+from phalanx.nn.decoder import attention_mask
 from phalanx.nn.init import create
-from phalanx.runtime.autograd.windowed_attention import band_mask, windowed
+from phalanx.runtime.autograd.windowed_attention import band_mask, window_attention
 from phalanx.schedule.layers import windows
 
 
@@ -21,9 +21,9 @@ def test_bands_are_attention_under_the_whole_mask(seq: int, heads: int, kv_heads
     torch.manual_seed(0)
     q = torch.randn(2, seq, heads, 8, dtype=torch.float64, requires_grad=True)
     k, v = (torch.randn(2, seq, kv_heads, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    ours = windowed(q, k, v, band_mask(window, q), window)
+    ours = window_attention(q, k, v, band_mask(window, q), window)
     turned: list[Tensor] = [t.transpose(1, 2) for t in (q, k, v)]
-    theirs = F.scaled_dot_product_attention(*turned, attn_mask=hidden_from(q, window), enable_gqa=True).transpose(
+    theirs = F.scaled_dot_product_attention(*turned, attn_mask=attention_mask(q, window), enable_gqa=True).transpose(
         1, 2
     )
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)

@@ -36,7 +36,7 @@ from phalanx.observation.steady_state import SteadyState
 from phalanx.observation.unobservable import Unsteady
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
-from phalanx.schedule.observation import Observed, RankObservation
+from phalanx.schedule.observation import ObservedEvent, RankObservation
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
@@ -263,7 +263,7 @@ class _Pipelines:
         sent = [Event("p2p", "send", "F", f"stage.{rank // self.each}", "pp", 2, peer=p) for p in peers]
         peak = 7 - (self.short and rank % self.each == self.each - 1)
         nothing: Any = ((), 0, (), 1, (), {}, (), ())
-        return RankObservation(rank, 1, "", 2, tuple(map(Observed, sent)), {}, {}, peak, "F", "", *nothing)
+        return RankObservation(rank, 1, "", 2, tuple(map(ObservedEvent, sent)), {}, {}, peak, "F", "", *nothing)
 
     def observe_or_match(self, rank: int, like: int | None = None) -> RankObservation | MatchedRank:
         self.likes[rank] = like

@@ -31,7 +31,7 @@ from phalanx.observation.recorder.step import StepRecorder
 from phalanx.observation.unobservable import Unobservable
 from phalanx.planning.explain.observed import compare_with_plan
 from phalanx.schedule.layout import Layout
-from phalanx.schedule.observation import BackwardStart, Observation, Observed, RankObservation
+from phalanx.schedule.observation import BackwardStart, Observation, ObservedEvent, RankObservation
 from phalanx.schedule.observation_file import from_json, to_json
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.files.plan import Plan
@@ -179,13 +179,13 @@ def test_a_program_is_compared_with_a_plan() -> None:
     for e in program.events:
         if e.kind == "compute" and e.phase != "opt":
             flops[e.phase, ""] += e.flops
-    events = [Observed(e) for e in program.events]
+    events = [ObservedEvent(e) for e in program.events]
     scatter = next(o for o in events if o.event.op == "reduce_scatter")
 
-    def seen(*more: Observed) -> Observation:
+    def seen(*more: ObservedEvent) -> Observation:
         """Two classes: rank 0 does what the plan says, rank 1 more."""
 
-        def rank(number: int, *more: Observed) -> RankObservation:
+        def rank(number: int, *more: ObservedEvent) -> RankObservation:
             of = (
                 number,
                 1,

@@ -24,7 +24,7 @@ from phalanx.observation.observe import observe
 from phalanx.planning.explain.observed_lint import lint
 from phalanx.planning.tables.table import Sheet
 from phalanx.report.observation import memory_rows, tables
-from phalanx.schedule.observation import STAY_GATHERED, Allocation, Observation, RankObservation, unit
+from phalanx.schedule.observation import STAY_GATHERED, Allocation, Observation, RankObservation, unit_of
 
 WORLD, WIDTH, BATCH, VOCABULARY, MICRO_BATCHES = 4, 32, 8, 256, 2
 LAYER, HEAD, LOGITS = 4 * WIDTH * WIDTH, 4 * WIDTH * VOCABULARY, 4 * BATCH * VOCABULARY
@@ -202,12 +202,12 @@ def of_one_class(r: RankObservation) -> Observation:
 def units(r: RankObservation, op: str, phase: str) -> list[str]:
     """The units of the collectives of the first micro-batch."""
     found = [o for o in r.communication if (o.event.op, o.event.phase) == (op, phase)]
-    return [unit(o.module) for o in found[: len(found) // MICRO_BATCHES]]
+    return [unit_of(o.module) for o in found[: len(found) // MICRO_BATCHES]]
 
 
 def calls(r: RankObservation) -> dict[str, set[str]]:
     """The units that compute products, by pass."""
-    return {phase: {unit(m) for p, m in r.flops if p == phase} for phase in ("F", "B")}
+    return {phase: {unit_of(m) for p, m in r.flops if p == phase} for phase in ("F", "B")}
 
 
 def held(r: RankObservation, kind: str) -> dict[str, int]:

@@ -26,7 +26,7 @@ from phalanx.observation.fake.world import fake_gpus
 from phalanx.observation.trainer.step import gpu_device, record_step
 from phalanx.observation.trainer.verify import verify
 from phalanx.observation.unobservable import Unobservable
-from phalanx.runtime.comm.in_flight import NotIssued
+from phalanx.runtime.comm.handles import UnissuedHandle
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.tracing import host_values
 from phalanx.spec.files.job_file import build, make_strategy
@@ -154,7 +154,7 @@ def _examined() -> dict[str, Any]:
     found["rings"] = [_said(line, gpu_device()) for line in ("cp=2", "cp=4")]
     with patch.object(ContextParallel, "__init__", _reads_a_table_of_the_host):
         found["made"] = [_said("cp=2", device) for device in (gpu_device(), torch.device("cpu"))]
-    with patch.object(NotIssued, "wait", lambda self: None):
+    with patch.object(UnissuedHandle, "wait", lambda self: None):
         found["in flight"] = [_said(line, gpu_device()) for line in IN_FLIGHT]
     strategy = make_strategy("dp=2,ep=2")
     assert strategy is not None

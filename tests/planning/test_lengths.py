@@ -25,7 +25,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.refine import refine
 from phalanx.schedule.packing import deal, first_fit, spread
-from phalanx.schedule.pipeline.given_layout import listed
+from phalanx.schedule.pipeline.given_layout import write_layers
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy import where
 from phalanx.spec.strategy.spec import Strategy
@@ -73,7 +73,7 @@ def test_equal_documents_take_the_step_of_their_length(s: Strategy, tmp_path: Pa
     length = int(steps.grid[9])
     file.write_text(f"{length}\n")
     steps = _steps(s, f"{file}+longest")
-    cut = replace(s, layers=listed(steps.blocks)) if s.pp > 1 else s
+    cut = replace(s, layers=write_layers(steps.blocks)) if s.pp > 1 else s
     short = refine(_pricing("fsdp2" if s.zero == 3 else "megatron-core", seq=length), [cut])[0][0].seconds
     assert steps.step("longest", False).step_s == pytest.approx(short, rel=1e-9)
 

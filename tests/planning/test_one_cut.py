@@ -20,7 +20,7 @@ from phalanx.planning.search import space
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import GAIN, RefinedPrices, refine, with_listed_blocks
 from phalanx.planning.search.strategy_columns import columns_of
-from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
+from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
@@ -56,14 +56,14 @@ def check(stack: str, seed: int, count: int) -> None:
     bound, own = p.least_reserved(columns_of(strategies)), np.array([priced.bytes_ for priced, _ in everything])
     assert np.all(bound <= own * (1 + 1e-12)), strategies[int(np.argmax(bound / own))]
     for s, (together, run) in zip(strategies, everything, strict=True):
-        cut = replace(s, layers=listed(run.blocks))
+        cut = replace(s, layers=write_layers(run.blocks))
         ((as_listed, listed_run),) = refine(p, [cut])
         assert as_listed.seconds == pytest.approx(together.seconds, rel=1e-9), cut
         assert as_listed.bytes_ == pytest.approx(together.bytes_, rel=1e-12), cut
         assert as_listed.memory_terms == pytest.approx(together.memory_terms, rel=1e-12), cut
         assert listed_run.blocks == run.blocks
         assert with_listed_blocks(p, s) == cut
-        equal = replace(s, layers=listed(equal_blocks(int(p.shape.layers), len(rank_of(s)))))
+        equal = replace(s, layers=write_layers(equal_blocks(int(p.shape.layers), len(rank_of(s)))))
         ((other, other_run),) = refine(p, [equal])
         if not p.lists_blocks or run.blocks == other_run.blocks:
             continue
@@ -116,4 +116,4 @@ def test_an_export_has_the_blocks_that_its_plan_was_priced_with() -> None:
     x = AnalyticSubject(lambda _: pricing("megatron-core", "llama3-8b", 64, 8192), s, 64)
     plan = plan_of(x.pricing, x.priced, x.run, x.mfu, "dgx-h100", "bf16")
     assert plan.strategy.layers == "auto"
-    assert subject(plan, DOCUMENTED["megatron-core"]).s.layers == listed(x.run.blocks) == "17/15"
+    assert subject(plan, DOCUMENTED["megatron-core"]).s.layers == write_layers(x.run.blocks) == "17/15"

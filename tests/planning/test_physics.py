@@ -22,7 +22,7 @@ from phalanx.planning.lookup import cluster_named, model_named
 from phalanx.planning.search import space, strategy_columns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.refine import RefinedPrices
-from phalanx.schedule.pipeline.given_layout import listed
+from phalanx.schedule.pipeline.given_layout import write_layers
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.strategy.spec import Strategy
@@ -86,7 +86,7 @@ def test_physics(examples: int) -> None:
         p, s = question
         found = RefinedPrices(p).price([s])[0]
         if s.pp > 1:  # blocks are cut for the slowest rank, which on another machine is another one
-            s = replace(s, layers=listed(found.run.blocks))
+            s = replace(s, layers=write_layers(found.run.blocks))
             cut, found = found, RefinedPrices(p).price([s])[0]
             assert found.seconds == pytest.approx(cut.seconds, rel=1e-9), (p.stack, s)
             assert found.priced.terms == pytest.approx(cut.priced.terms, rel=1e-9), (p.stack, s)

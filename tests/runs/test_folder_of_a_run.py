@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.runs import folder, resume
 from phalanx.runs.folder import metrics
-from phalanx.runs.resume import on_ranks, resume_point, was_started_by
+from phalanx.runs.resume import resume_point, strategy_for_ranks, was_started_by
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job
@@ -103,16 +103,18 @@ def test_a_run_on_other_ranks_is_its_strategy_with_other_replicas(line: str, ran
     replica = old.world // old.dp
     if ranks % replica:
         with pytest.raises(InputError, match=f"a replica has {replica}; use a multiple of {replica}$"):
-            on_ranks(old, job, ranks)
+            strategy_for_ranks(old, job, ranks)
         return
     if 48 % (ranks // replica):
         with pytest.raises(
             InputError, match=r"cannot share job.global_batch = 48 evenly; use one of [0-9, ]+$"
         ) as no:
-            on_ranks(old, job, ranks)
-        assert [on_ranks(old, job, int(n)).world // replica for n in no.value.remedy[11:].split(",")] == divisors(48)
+            strategy_for_ranks(old, job, ranks)
+        assert [
+            strategy_for_ranks(old, job, int(n)).world // replica for n in no.value.remedy[11:].split(",")
+        ] == divisors(48)
         return
-    new = on_ranks(old, job, ranks)
+    new = strategy_for_ranks(old, job, ranks)
     assert (new.world, new.dp) == (ranks, ranks // replica)
     assert replace(new, dp=old.dp, shard=old.shard, micro_batch=old.micro_batch) == old
     assert new == old or ranks != old.world

@@ -24,7 +24,7 @@ from phalanx.nn import weight_files
 from phalanx.nn.init import create, fill_buffers
 from phalanx.nn.weight_files import introduce, open_weights
 from phalanx.runs.initial_weights import companion_files, start_from_weights
-from phalanx.runs.resume import resumed
+from phalanx.runs.resume import resumed_job
 from phalanx.spec.cluster.presets import preset as cluster
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
@@ -186,7 +186,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
     assert f"weights: train.tokenizer = {own!r}, from the folder of the weights" in train()
     there = plan.read(Path("runs/job/plan.json"))
     assert there.train.tokenizer == own
-    assert resumed(Path("job.toml"), ()).train.tokenizer == own
+    assert resumed_job(Path("job.toml"), ()).train.tokenizer == own
     assert Tokenizer.from_file("runs/job/tokenizer.json").get_vocab() == Tokenizer.from_file(own).get_vocab()
     out = exported("job")
     for name in ("tokenizer_config.json", "chat_template.jinja"):

@@ -13,7 +13,7 @@ import pytest
 
 from phalanx.answers.plan import decide
 from phalanx.runs import folder
-from phalanx.runs.resume import resume_point, resumed, with_world
+from phalanx.runs.resume import job_for_ranks, resume_point, resumed_job
 from phalanx.runtime.checkpoint import store
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file, plan
@@ -41,11 +41,13 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int
     def intact(saves: Path) -> list[int]:
         return [step for step in by_run.get(saves.parent.name, []) if step >= 0]
 
-    monkeypatch.setattr(store, "steps", intact)
-    monkeypatch.setattr(store, "written", lambda saves: by_run.get(saves.parent.name, []))
-    monkeypatch.setattr(store, "newest", lambda saves: saves / str(intact(saves)[-1]) if intact(saves) else None)
-    monkeypatch.setattr(store, "none_intact", lambda saves: f"nothing in {saves}")
-    monkeypatch.setattr(store, "damage_or_unread", lambda _, step: "damaged" if step == 7 else None)
+    monkeypatch.setattr(store, "intact_steps", intact)
+    monkeypatch.setattr(store, "all_steps", lambda saves: by_run.get(saves.parent.name, []))
+    monkeypatch.setattr(
+        store, "newest_intact", lambda saves: saves / str(intact(saves)[-1]) if intact(saves) else None
+    )
+    monkeypatch.setattr(store, "why_none_intact", lambda saves: f"nothing in {saves}")
+    monkeypatch.setattr(store, "defect", lambda _, step: "damaged" if step == 7 else None)
     return by_run
 
 
@@ -124,24 +126,24 @@ def test_a_run_is_resumed_from_its_folder_and_no_other(decided: plan.Plan, saved
     one = _run("one", decided, saved)
     none = "^resume = 'runs/one': nothing in runs/one/checkpoint; train it anew instead of resuming$"
     with pytest.raises(InputError, match=none):
-        resumed(one, ())
+        resumed_job(one, ())
     shutil.rmtree(one)
     _run("one", decided, saved, 2)
-    job = resumed(one, ())
+    job = resumed_job(one, ())
     assert (job.train, job.model, job.strategy) == (decided.train, decided.model, decided.strategy)
-    assert resumed(None, ()) == job
+    assert resumed_job(None, ()) == job
     assert resume_point(one) == "the run continues from step 2"
     shutil.copytree(one, "copy")
     for named in ("copy", "copy/plan.json"):
         with pytest.raises(
             InputError, match=r"^resume = 'copy': is a copy of .* from runs/one; move it to runs/one f"
         ):
-            resumed(Path(named), ())
-    assert resumed(one / "plan.json", ()) == job
+            resumed_job(Path(named), ())
+    assert resumed_job(one / "plan.json", ()) == job
     shutil.rmtree("copy/checkpoint")
     (one / "plan.json").unlink()
     with pytest.raises(InputError, match=none):
-        resumed(Path("copy/plan.json"), ())
+        resumed_job(Path("copy/plan.json"), ())
 
 
 @pytest.mark.parametrize(("done", "most", "ends"), [(2, 3, False), (3, 3, True), (4, 3, True), (7, 3, False)])
@@ -150,11 +152,11 @@ def test_a_run_is_finished_at_its_last_step_unless_that_is_damaged(
 ) -> None:
     _run("one", decided, saved, 1, done)
     if not ends:
-        assert resumed(None, [f"train.steps={most}"]).train.steps == most
+        assert resumed_job(None, [f"train.steps={most}"]).train.steps == most
         return
     said = f"^resume = 'runs/one': is finished at step {done}; raise train.steps to go on$"
     with pytest.raises(InputError, match=said):
-        resumed(None, [f"train.steps={most}"])
+        resumed_job(None, [f"train.steps={most}"])
 
 
 @pytest.mark.parametrize(
@@ -175,14 +177,14 @@ def test_a_run_is_finished_at_its_last_step_unless_that_is_damaged(
 def test_what_makes_it_another_run(decided: plan.Plan, saved: dict[str, list[int]], change: str, said: str) -> None:
     _run("one", decided, saved, 1)
     if not said:
-        assert resumed(None, [change]) != resumed(None, ())
+        assert resumed_job(None, [change]) != resumed_job(None, ())
         return
     remedy = "cannot change when a run is resumed; train it under another train.name$"
     with pytest.raises(InputError, match=f"^{said}{remedy}"):
-        resumed(None, [change])
+        resumed_job(None, [change])
     if "name" not in change:
         with pytest.raises(InputError, match=f"^{said}{remedy}"):
-            with_world(plan.as_job(decided, [change]), 2)
+            job_for_ranks(plan.as_job(decided, [change]), 2)
 
 
 def test_a_run_on_another_world_keeps_all_but_its_replicas(decided: plan.Plan, saved: dict[str, list[int]]) -> None:
@@ -191,10 +193,10 @@ def test_a_run_on_another_world_keeps_all_but_its_replicas(decided: plan.Plan, s
     _run("one", begun, saved, 1)
     file = plan.as_job(begun, ())
     file = replace(file, strategy=None, train=replace(file.train, tokenizer=""))
-    again = with_world(file, 4)
+    again = job_for_ranks(file, 4)
     assert again.train == begun.train
     assert again.strategy == replace(begun.strategy, dp=4)
-    own = with_world(replace(file, train=replace(file.train, tokenizer="/mine")), 2)
+    own = job_for_ranks(replace(file, train=replace(file.train, tokenizer="/mine")), 2)
     assert (own.train.tokenizer, own.strategy) == ("/mine", begun.strategy)
     for asked in (("strategy.local=2",), ("strategy.local=2", "job.outer.momentum=0")):
         with ExitStack() as stack:
@@ -202,4 +204,4 @@ def test_a_run_on_another_world_keeps_all_but_its_replicas(decided: plan.Plan, s
                 stack.enter_context(
                     pytest.raises(InputError, match=r"^job.outer.momentum = .*: needs state of the outer")
                 )
-            assert resumed(None, asked).strategy == replace(begun.strategy, local=2)
+            assert resumed_job(None, asked).strategy == replace(begun.strategy, local=2)

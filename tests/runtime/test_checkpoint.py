@@ -263,11 +263,11 @@ def test_a_crash_while_writing_leaves_the_previous_one(tmp_path: Path, monkeypat
         with pytest.raises(CheckpointError, match=r"step 2 cannot be written: .*No space left"):
             save(tmp_path, 2, tensors)
         monkeypatch.undo()
-    assert store.steps(tmp_path) == [1]
+    assert store.intact_steps(tmp_path) == [1]
     assert load(tmp_path, 1, "parameters.a", (4,)).tolist() == [0, 1, 2, 3]
     for step in (2, 3):
         save(tmp_path, step, tensors)
-    assert store.steps(tmp_path) == [2, 3]
+    assert store.intact_steps(tmp_path) == [2, 3]
     assert not list(tmp_path.glob(".writing*"))
 
 
@@ -280,7 +280,7 @@ def test_a_full_disk_is_said(tmp_path: Path) -> None:
             save(tmp_path, 2, {"a": torch.zeros(30_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert store.steps(tmp_path) == [1]
+    assert store.intact_steps(tmp_path) == [1]
     assert not list(tmp_path.rglob("*.safetensors"))[1:]
 
 
@@ -295,7 +295,7 @@ def test_training_goes_on_while_its_past_is_written(tmp_path: Path, monkeypatch:
     saver = Saver(tmp_path, COMM, keep=1)
     saver.save(1, [full_part("a", tensor)], {})
     tensor.zero_()
-    assert store.steps(tmp_path) == []
+    assert store.intact_steps(tmp_path) == []
     changed.set()
     saver.wait()
     assert load(tmp_path, 1, "a", (5,)).tolist() == [1] * 5
@@ -338,7 +338,7 @@ def test_a_damaged_checkpoint_is_set_aside(tmp_path: Path, capfd: pytest.Capture
     assert load(tmp_path, 2, "parameters.a", (300,)).unique().tolist() == [2]
     # It does not count among those that are kept.
     save(tmp_path, 4, {"parameters.a": torch.zeros(300)}, keep=2)
-    assert store.steps(tmp_path) == [2, 4]
+    assert store.intact_steps(tmp_path) == [2, 4]
 
 
 def test_what_cannot_be_used_is_said(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_writer_that_cannot_even_tidy_up_is_heard(tmp_path: Path, monkeypatch:
 def test_all_ranks_hear_of_one_that_cannot_write(pool: Pool, tmp_path: Path) -> None:
     said = pool.run(3, rank_cases.one_cannot_write, tmp_path, 1)
     assert said == ["the checkpoint of step 1 cannot be written: rank 1: OSError: [Errno 5] gone"] * 3
-    assert store.written(tmp_path) == []
+    assert store.all_steps(tmp_path) == []
 
 
 def test_a_step_is_saved_anew_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,6 +399,6 @@ def test_a_step_is_saved_anew_and_old_ones_go(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a reader holds the files of the old one
     save(tmp_path, 4, {"a": torch.zeros(2)}, keep=1)
     monkeypatch.undo()
-    assert store.written(tmp_path) == [4]
+    assert store.all_steps(tmp_path) == [4]
     Saver(tmp_path, COMM, keep=1)
     assert [p.name for p in tmp_path.iterdir()] == ["step-00000004"]

@@ -11,10 +11,10 @@ import torch
 from support.strategies import PRECISIONS
 
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.handles import Released
+from phalanx.runtime.comm.handles import ReleasedHandle
 from phalanx.runtime.comm.transport import DONE, Call
 from phalanx.runtime.process import status, world
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision, Train
 from phalanx.spec.model.families import complete
@@ -83,20 +83,20 @@ def test_the_status_page_speaks_for_a_rank(tmp_path: Path, monkeypatch: pytest.M
 def test_torchrun_and_slurm_say_who_we_are(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    assert external() is None
+    assert external_world() is None
     slurm = {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "9", "SLURM_LOCALID": "1", "SLURM_JOB_ID": "4711"}
     for name, value in {**slurm, "SLURM_STEP_NODELIST": "node[08-09]"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "")  # so that what is set below is undone
     monkeypatch.delenv("MASTER_PORT")
-    found = external()
+    found = external_world()
     assert found == World(9, 16, 1, 8)
     import os
 
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("node08", "24711")
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert external() == World(3, 4, 1, 2)
+    assert external_world() == World(3, 4, 1, 2)
 
 
 class NoAnswer(torch.distributed.Store):
@@ -117,7 +117,7 @@ class NoAnswer(torch.distributed.Store):
 def absent(monkeypatch: pytest.MonkeyPatch, store: torch.distributed.Store) -> tuple[int, ...]:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
-    return world.absent(World(1, 2, 0, 1), [0, 1])
+    return world.absent_ranks(World(1, 2, 0, 1), [0, 1])
 
 
 @pytest.mark.filterwarnings("error")
@@ -186,7 +186,7 @@ def test_a_recorded_collective_is_over_when_nobody_holds_its_tensors() -> None:
         threading.Timer(0.05, graph.clear).start()
         return DONE
 
-    Released(Call("all_reduce", (0, 1), 0, tensor, tensor), start).wait()
+    ReleasedHandle(Call("all_reduce", (0, 1), 0, tensor, tensor), start).wait()
     assert not graph
 
 

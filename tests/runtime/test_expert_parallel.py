@@ -19,7 +19,7 @@ from support.sizes import examples, sampled
 from support.strategies import OPTIMIZERS, TRANSPORTS, cases, splits, with_experts
 
 from phalanx.cost.step.expand import expand
-from phalanx.nn.init import initial, of_rank
+from phalanx.nn.init import initial_source, restrict_to_rank
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.observation.rank_classes import classes
 from phalanx.observation.trainer.step import record_step
@@ -82,7 +82,7 @@ def _holds_alike(spec: ModelSpec, degrees: tuple[int, int, int]) -> None:
     tp, ep, etp = degrees
     assume(splits(spec, *degrees))
     s = Strategy(dp=2 * ep * etp, tp=tp, ep=ep, etp=etp)
-    first = initial(spec, 7, None)
+    first = initial_source(spec, 7, None)
     for p in parameters(spec):
         whole = first(p, 0, p.numel).view(p.shape)
         times = torch.zeros(p.shape, dtype=torch.int64)
@@ -91,7 +91,7 @@ def _holds_alike(spec: ModelSpec, degrees: tuple[int, int, int]) -> None:
             place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
             times[place] += s.world // box.copies  # in whole numbers: thirds do not add up to one
             numel, cut = torch.Size(box.shape).numel(), box.numel // 3
-            runs = [of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]
+            runs = [restrict_to_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]
             mine = torch.cat(runs).view(box.shape)[tuple(slice(n) for n in box.sizes)]
             assert mine.equal(whole[place])
         assert times.eq(s.world * (s.edp if p.of_experts else s.dp)).all(), p

@@ -22,8 +22,8 @@ from support.rank_pool import Pool
 from support.sizes import sampled
 from support.struck_runs import Stroke, begin, folder_of_runs, nothing_is_left, train, words
 
-from phalanx.runs.resume import on_ranks
-from phalanx.runtime.checkpoint.store import steps
+from phalanx.runs.resume import strategy_for_ranks
+from phalanx.runtime.checkpoint.store import intact_steps
 from phalanx.runtime.process import agent, status
 from phalanx.runtime.process.status import StatusPage
 from phalanx.spec.errors import InputError
@@ -131,7 +131,7 @@ def test_a_full_disk_costs_no_checkpoint(here: Path) -> None:
     assert " failed during saving of step 10: " in last, err
     assert "CheckpointError: the checkpoint of step 10 cannot be written: File too large" in last, err
     assert last.endswith("the disk is full, or a file-size limit was reached")
-    assert steps(here / "runs" / "straight" / "checkpoint") == [6, 8]
+    assert intact_steps(here / "runs" / "straight" / "checkpoint") == [6, 8]
     assert "saved at step 8; continue with: phalanx train --resume" in err
     assert nothing_is_left(here)
 
@@ -182,7 +182,7 @@ def test_ranks_end_without_their_launcher(here: Path) -> None:
     while not nothing_is_left(here):
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    assert steps(run / "checkpoint")[-1] == rows(run)[-1]["step"]  # they saved what they had
+    assert intact_steps(run / "checkpoint")[-1] == rows(run)[-1]["step"]  # they saved what they had
 
 
 def pages(folder: Path, ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[StatusPage]:
@@ -202,19 +202,19 @@ def test_who_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         two.now("forward of micro-batch 4")
     now_s = time.monotonic() + 10
     read = status.read(tmp_path)
-    late = agent.late(read, now_s, 9.0)
+    late = agent.late_ranks(read, now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.what.text, late.waiting) == ((2,), "all_reduce of b", (1,))
     assert agent.describe_late(late, read, now_s).startswith(
         "rank 2 has not arrived at all_reduce of b: last seen in forward of micro-batch 4, 10.0 s ago"
     )
-    assert agent.late(read, now_s, 11.0) is None  # not for longer than the timeout
+    assert agent.late_ranks(read, now_s, 11.0) is None  # not for longer than the timeout
     two.arrive("all_reduce of b", "tp", (1, 2))
-    late = agent.late(status.read(tmp_path), now_s, 9.0)
+    late = agent.late_ranks(status.read(tmp_path), now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.waiting) == ((1,), (0,))
     one.arrive("all_reduce of a", "dp", (0, 1))
-    assert agent.late(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
+    assert agent.late_ranks(status.read(tmp_path), now_s, 9.0) is None  # all have met, and compute
 
 
 def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +227,7 @@ def test_who_is_waited_for_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.Mon
     second.now("forward of chunk 1 of micro-batch 2")
     last.now("forward of chunk 2 of micro-batch 1")
     now_s = time.monotonic() + 10
-    late = agent.late(status.read(tmp_path), now_s, 9.0)
+    late = agent.late_ranks(status.read(tmp_path), now_s, 9.0)
     assert late is not None
     assert (late.ranks, late.what.text, late.waiting) == ((2,), "message to 2, again", (0,))
 
@@ -274,7 +274,7 @@ def test_a_stopped_rank_is_named_and_not_who_waits_for_it(
     def named() -> tuple[tuple[int, ...], str]:
         read = status.read(tmp_path)
         read[3] = replace(read[3], pid=stopped)
-        return agent.overdue(read, time.monotonic() + 10, 9.0)
+        return agent.overdue_ranks(read, time.monotonic() + 10, 9.0)
 
     assert named()[0] == (3,)  # whom nobody waits for yet
     for page in four[:2]:
@@ -298,7 +298,7 @@ def test_who_is_late_as_its_peers_tell(tmp_path: Path, monkeypatch: pytest.Monke
     read, closed = status.read(tmp_path), "RuntimeError: Connection closed by peer [127.0.0.1]:59610"
 
     def said(waited_s: float, words: dict[int, str], ended: dict[int, int]) -> str:
-        return agent.described_by_peers(read, words, ended, time.monotonic() + waited_s, 10.0)
+        return agent.describe_by_peers(read, words, ended, time.monotonic() + waited_s, 10.0)
 
     named = "rank 2 has not arrived at the object gather"
     assert said(9.5, {0: closed, 1: ""}, {0: 1}).startswith(named)
@@ -335,7 +335,7 @@ def test_a_strategy_on_the_ranks_that_are_left(
         return
     possible = world % tp == 0 and job.global_batch % (world // tp) == 0
     try:
-        after = on_ranks(before, job, world)
+        after = strategy_for_ranks(before, job, world)
     except InputError:
         assert not possible
         return

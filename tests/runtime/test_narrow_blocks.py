@@ -109,7 +109,7 @@ def test_scales_lie_as_tensor_cores_read_them() -> None:
     """cuBLAS: a tile of 128 x 4 scales; row r of column c is at (r % 32) x 16 + (r / 32) x 4 + c."""
     rows, blocks = 200, 6
     scales = torch.arange(rows * blocks, dtype=torch.int64).remainder(251).to(torch.uint8).view(rows, blocks)
-    laid = narrow_product.laid_out(scales)
+    laid = narrow_product.tile_scales(scales)
     assert len(laid) == 256 * 8
     for r, c in np.ndindex(rows, blocks):
         tile = (r // 128) * 2 + c // 4

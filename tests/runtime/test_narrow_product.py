@@ -122,8 +122,8 @@ def test_a_product_is_that_of_the_rounded_operands(
 ) -> None:
     operands = NUMBER_FORMATS[kind]
     a, b = _drawn(16 * m, 16 * k, seed, spread), _drawn(16 * n, 16 * k, seed + 1, spread)
-    narrow_a, of_a, _ = narrow_product.rounded(a, operands)
-    narrow_b, of_b, _ = narrow_product.rounded(b, operands)
+    narrow_a, of_a, _ = narrow_product.round_operand(a, operands)
+    narrow_b, of_b, _ = narrow_product.round_operand(b, operands)
     exact = (narrow_a.double() * of_a) @ (narrow_b.double() * of_b).t()
     size = (narrow_a.double() * of_a).abs() @ (narrow_b.double() * of_b).abs().t()
     out = narrow_product.product(a, b, operands)
@@ -141,7 +141,7 @@ def test_a_number_is_rounded_once_at_the_largest_scale_that_fits(
     digits, least = (2, -16) if dtype == narrow_product.E5M2 else (3, -9)
     x = _drawn(16 * m, 32, seed, spread)
     x = x.t() if turned else x
-    narrow, back, _ = narrow_product.rounded(x, operands, gradient)
+    narrow, back, _ = narrow_product.round_operand(x, operands, gradient)
     assert narrow.is_contiguous()
     assert back.shape == ((len(x), 1) if by_row else ())
     assert torch.equal(back, torch.exp2(back.log2().round()))  # powers of two, so that scaling is exact
@@ -281,19 +281,19 @@ def _on_gpu(examples: int) -> tuple[list[str], str]:
 
 def _turned(products: Products) -> str:
     """What is said of operands in the layout that tensor cores do not take."""
-    real = narrow_product.rounded
+    real = narrow_product.round_operand
 
-    def as_it_lies(x: Tensor, operands: NumberFormat, gradient: bool = False) -> narrow_product.Rounded:
+    def as_it_lies(x: Tensor, operands: NumberFormat, gradient: bool = False) -> narrow_product.RoundedOperand:
         narrow, back, _ = real(x, operands, gradient)
-        return narrow_product.Rounded(narrow.t().contiguous().t(), back)
+        return narrow_product.RoundedOperand(narrow.t().contiguous().t(), back)
 
-    narrow_product.rounded = as_it_lies
+    narrow_product.round_operand = as_it_lies
     try:
         record_step(_model(), Job(2, 64, Precision("bfloat16", products=products)), Strategy(), 0, gpu_device())
     except Unobservable as error:
         return str(error)
     finally:
-        narrow_product.rounded = real
+        narrow_product.round_operand = real
     return ""
 
 

@@ -71,12 +71,12 @@ def _drawn(fault: float | None = None) -> Tensor:
     return x.bfloat16()
 
 
-def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[narrow_product.Rounded]:
+def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[narrow_product.RoundedOperand]:
     """What a rank has after gathering its rows, and after gathering them once more."""
     inner = LayerComm(Comm(world, mesh(Strategy(tp=world.size, sp=True))))
     rows = RankRows(inner, world.size, world.rank, 2, 32)
     own = rows.of(_drawn(fault))
-    result: list[narrow_product.Rounded] = []
+    result: list[narrow_product.RoundedOperand] = []
     for back in (None, 0):
         known = back if back is None else result[0].back
         numbers, arriving = rows.gather_rounded(own, dtype, "blocks.0", "F", known)
@@ -88,7 +88,7 @@ def gathered(world: World, dtype: torch.dtype, fault: float | None) -> list[narr
 
 @pytest.mark.parametrize("dtype", [narrow_product.E4M3, narrow_product.E5M2])
 def test_what_arrives_is_what_rounding_all_rows_gives_to_the_bit(pool: Pool, dtype: torch.dtype) -> None:
-    whole = narrow_product.rounded(_drawn(), NUMBER_FORMATS["float8"], dtype == narrow_product.E5M2)
+    whole = narrow_product.round_operand(_drawn(), NUMBER_FORMATS["float8"], dtype == narrow_product.E5M2)
     for ranks in (2, 4):
         for both in pool.run(ranks, gathered, dtype, None):
             for ours in both:
@@ -114,7 +114,7 @@ def layers(world: World, rounds: bool) -> dict[str, Tensor]:
     assert weight.grad is not None
     result = {"y": y.detach().view(64, -1), "of weight": weight.grad}
     x, weight = x.clone().requires_grad_(), w.clone().requires_grad_()
-    out = sequence.summed(rows, "blocks.0", [ProductTerm((x,), weight, None, operands=NUMBER_FORMATS["float8"])])
+    out = sequence.sum_terms(rows, "blocks.0", [ProductTerm((x,), weight, None, operands=NUMBER_FORMATS["float8"])])
     out.backward(rows.of(g))
     assert x.grad is not None
     assert weight.grad is not None

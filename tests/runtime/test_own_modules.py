@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import phalanx
 from phalanx.runtime.any_module.first_pass import prove
-from phalanx.runtime.any_module.joined_batches import joined_deviation
+from phalanx.runtime.any_module.first_step import joined_deviation
 from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut
 from phalanx.runtime.comm.communicator import Comm

@@ -139,7 +139,7 @@ def test_nothing_is_repeated_where_nothing_is_kept() -> None:
     run = training(model(), Job(2, 16), Strategy(recompute="full"))
     tokens = torch.zeros(1, 4, dtype=torch.int64)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recompute, "repeated", None)
+        patch.setattr(recompute, "recomputed", None)
         with torch.no_grad():
             run.model(tokens)
         with pytest.raises(TypeError):

@@ -81,7 +81,7 @@ def test_the_axis_alone_equals_one_process(
 
 def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
     """The examination with a layer that takes its rows for all there are."""
-    summed, scatter = sequence.summed, RankRows.scatter
+    summed, scatter = sequence.sum_terms, RankRows.scatter
 
     def bias_before_the_sum(rows: RankRows, unit: str, terms: Any, made: bool) -> torch.Tensor:
         bare = [replace(term, bias=None) for term in terms]
@@ -102,7 +102,7 @@ def examine_broken(world: World, how: str, *case: Any) -> list[Any]:
         if how == "norms are not summed":
             patch.setattr(shared_gradients.SharedGradients, "reduce", lambda self: None)
         elif how == "bias on every rank":
-            patch.setattr(sequence, "summed", bias_before_the_sum)
+            patch.setattr(sequence, "sum_terms", bias_before_the_sum)
         else:
             patch.setattr(RankRows, "scatter", keeps_its_own_term)
         return rank_cases.examine(world, *case)

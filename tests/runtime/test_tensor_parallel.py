@@ -20,7 +20,7 @@ from support.strategies import models, splits
 from support.toy_model import model, order_of_gradients
 
 from phalanx.cost.step.expand import expand
-from phalanx.nn.init import initial, of_rank
+from phalanx.nn.init import initial_source, restrict_to_rank
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.observation.trainer.verify import verify
@@ -39,7 +39,7 @@ from phalanx.spec.strategy.split import Split
 @given(models(small=True), st.sampled_from([2, 3, 4, 6, 8]))
 def test_ranks_hold_every_element_as_often_as_they_say(spec: ModelSpec, tp: int) -> None:
     assume(splits(spec, tp))
-    first = initial(spec, 7, None)
+    first = initial_source(spec, 7, None)
     for p in parameters(spec):
         whole = first(p, 0, p.numel).view(p.shape)
         times = torch.zeros(p.shape)
@@ -49,11 +49,11 @@ def test_ranks_hold_every_element_as_often_as_they_say(spec: ModelSpec, tp: int)
             place = tuple(slice(o, o + n) for o, n in zip(box.offsets, box.sizes, strict=True))
             times[place] += 1 / box.copies
             numel = torch.Size(box.shape).numel()
-            mine = of_rank(first, split)(p, 0, numel).view(box.shape)
+            mine = restrict_to_rank(first, split)(p, 0, numel).view(box.shape)
             assert mine[tuple(slice(n) for n in box.sizes)].equal(whole[place])
             assert mine[box.sizes[0] :].count_nonzero() == 0
             cut = numel // 3
-            assert torch.cat([of_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]).equal(
+            assert torch.cat([restrict_to_rank(first, split)(p, *run) for run in ((0, cut), (cut, numel))]).equal(
                 mine.flatten()
             )
         assert times.sub(1).abs().max() < 1e-6

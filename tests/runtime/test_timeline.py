@@ -17,8 +17,8 @@ from support.sizes import combined
 
 from phalanx.report.measured.runs import step_times
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.recorder import Now
-from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, common, length
+from phalanx.runtime.comm.recorder import RunningPass
+from phalanx.runtime.comm.timeline import COMPUTE, WAITING, Span, intersection, total_length
 from phalanx.runtime.process.environment import ALONE
 from phalanx.runtime.tracing import timelines
 from phalanx.runtime.tracing.timelines import RankTimeline, passes
@@ -44,9 +44,9 @@ def test_what_two_lists_of_intervals_share(a: list[tuple[float, float]], b: list
     def cells(intervals: list[tuple[float, float]]) -> set[int]:
         return {i for low, high in intervals for i in range(int(low), int(high))}
 
-    found = common(a, b)
+    found = intersection(a, b)
     assert cells(found) == cells(a) & cells(b)
-    assert length(found) == len(cells(found))
+    assert total_length(found) == len(cells(found))
     assert all(low < high for low, high in found)
 
 
@@ -181,7 +181,7 @@ def test_hooks_go_and_nothing_is_kept() -> None:
     state.step(batch, 1e-3)
     before = hooks(), live()
     comm.timeline.begin()
-    with passes(state.model.units(), state.optimizer, comm.timeline, lambda: Now(0, "F")):
+    with passes(state.model.units(), state.optimizer, comm.timeline, lambda: RunningPass(0, "F")):
         state.step(batch, 1e-3)
     seconds, times = comm.timeline.end(), comm.timeline.times()
     assert times is not None

@@ -16,7 +16,7 @@ from phalanx.answers.schedules.collectives import collectives, proof_of, show
 from phalanx.planning.auto.transport import cluster_for_transport, decide
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.proof import prove
-from phalanx.schedule.collectives.registry import ALGORITHMS, build, of_file
+from phalanx.schedule.collectives.registry import ALGORITHMS, build, schedule_of_file
 from phalanx.spec.cluster.collective_choice import Choice, pick
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
@@ -43,7 +43,7 @@ def test_a_printed_algorithm_is_read_back(op: str, name: str, tmp_path: Path) ->
     for ranks in (2, 3, 4, 5):
         answer = show(op, name, ranks)
         path = written(tmp_path / f"{ranks}.json", plain(answer))
-        assert proof_of(of_file(path)).rounds == prove(answer.schedule).rounds
+        assert proof_of(schedule_of_file(path)).rounds == prove(answer.schedule).rounds
         for size in (0, ranks, 7 * ranks):
             prove(build(op, path, ranks, size))
     assert prove(build(op, path, ranks, 5 * ranks)).sent == prove(build(op, name, ranks, 5 * ranks)).sent or name in (
@@ -81,7 +81,7 @@ def test_what_is_no_algorithm_is_refused(tmp_path: Path) -> None:
     for number, (table, said) in enumerate(cases):
         path = written(tmp_path / f"{number}.json", table)
         with pytest.raises(InputError, match=said):
-            of_file(path)
+            schedule_of_file(path)
     path = written(tmp_path / "unproved.json", PAIR)
     with pytest.raises(InputError, match=r"is not proved: rank 0.* lacks the contribution of rank 1"):
         build("all_reduce", path, 2, 10)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.relabelled import relabel
 
-from phalanx.schedule.collectives.ir import Holdings, Schedule, dual, relabel, staggered, then
+from phalanx.schedule.collectives.ir import Holdings, Schedule, chain, dual, stagger
 from phalanx.schedule.collectives.proof import prove, run
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 
@@ -42,7 +43,7 @@ def test_one_after_the_other(whole: str, first: str, second: str, p: int, size: 
     root = p // 2
     wanted, *others = (outcome(build(whole, algorithm, p, size, root)) for algorithm in ALGORITHMS[whole])
     composed = (
-        outcome(then(build(first, a, p, size, root), build(second, b, p, size, root), whole, f"{a} + {b}"))
+        outcome(chain(build(first, a, p, size, root), build(second, b, p, size, root), whole, f"{a} + {b}"))
         for a in ALGORITHMS[first]
         for b in ALGORITHMS[second]
     )
@@ -71,17 +72,17 @@ def test_backwards(op: str, reversed_op: str, reduces: bool, p: int, size: int) 
 
 def test_what_does_not_fit_is_not_put_together() -> None:
     scatter, gather = build("reduce_scatter", "ring", 4, 8), build("gather", "flat", 4, 8)
-    assert then(scatter, gather, "reduce", "ring + flat").rounds == 6
+    assert chain(scatter, gather, "reduce", "ring + flat").rounds == 6
     for second in (build("broadcast", "flat", 4, 8), build("all_gather", "ring", 4, 9)):
         with pytest.raises(ValueError, match="does not start with what reduce_scatter ends with"):
-            then(scatter, second, "all_reduce", "ring")
+            chain(scatter, second, "all_reduce", "ring")
 
 
 def test_intervals_may_be_cut_anyhow() -> None:
     """A rank that holds [0, 4) and [4, 8) holds [0, 8)."""
     reduce, broadcast = build("reduce", "flat", 2, 8), build("broadcast", "flat", 2, 8)
     halves = Holdings(np.array([0, 0, 1]), np.array([4, 0, 3]), np.array([4, 4, 0]))
-    assert then(reduce, replace(broadcast, start=halves), "all_reduce", "flat").rounds == 2
+    assert chain(reduce, replace(broadcast, start=halves), "all_reduce", "flat").rounds == 2
 
 
 @given(st.sampled_from([(op, a) for op, names in ALGORITHMS.items() for a in names]), st.permutations(list(range(6))))
@@ -100,7 +101,7 @@ def test_a_buffer_in_parts_behind_each_other(tiers: tuple[int, ...], sizes: list
     the one ahead of it has ended."""
     p = math.prod(tiers)
     parts = [build("all_reduce", "hierarchical", p, size, tiers=tiers) for size in sizes]
-    s = staggered(parts)
+    s = stagger(parts)
     assert s.size == sum(sizes)
     assert np.array_equal(outcome(s), outcome(build("all_reduce", "ring", p, s.size)))
     assert np.array_equal(s.sent, sum(part.sent for part in parts))

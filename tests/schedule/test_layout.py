@@ -14,7 +14,7 @@ from support.strategies import cases
 from phalanx.cost.step.predict import predict
 from phalanx.schedule import layout as layouts
 from phalanx.schedule.event import Event
-from phalanx.schedule.gradients.buckets import of_chunks
+from phalanx.schedule.gradients.buckets import chunk_buckets
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.job import Job, Precision
@@ -37,7 +37,7 @@ def test_the_views_of_all_stages_hold_the_model(case: tuple[ModelSpec, Job, Stra
         bucketed = [p.fqn for bucket in view.buckets for p in bucket.parameters]
         assert sorted(bucketed) == sorted(p.fqn for p in parameters(view.local))
         finished = range(len(view.chunks))
-        issued = of_chunks(view.buckets, view.stage, finished, early=False)
+        issued = chunk_buckets(view.buckets, view.stage, finished, early=False)
         assert sorted(i for of in issued for i in of) == list(range(len(view.buckets)))
         for units_of, of in zip(view.chunks, issued, strict=True):
             assert {view.buckets[i].parameters[0].unit for i in of} <= {*units_of, "model"}

@@ -129,7 +129,7 @@ def test_a_few_blocks_before_equal_ones(
     """As in models with experts but for their first layers: dealt out, as good as the search finds, and proved."""
     seconds = Units(0.0, (30.0,) * first + (70.0,) * (20 - first), 110.0)
     dealt = partition(seconds, rank_of)
-    monkeypatch.setattr(balance, "leading", lambda question: 0)
+    monkeypatch.setattr(balance, "leading_blocks", lambda question: 0)
     searched = partition(seconds, rank_of)
     assert dealt.optimal
     assert dealt.slowest == searched.slowest

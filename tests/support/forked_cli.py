@@ -116,7 +116,7 @@ def _launcher(
             return _Rank(instead.get(module, module), argv, environment)
 
         agent._GRACE_S = agent._GRACE_S if grace_s is None else grace_s
-        agent.begin = start
+        agent.start_process = start
         SubprocessHandler._popen = lambda _, *of: start(*of)  # type: ignore[method-assign]
         if namespace:
             lab.enter(namespace)

@@ -16,7 +16,7 @@ from phalanx.nn.decoder import Decoder
 from phalanx.nn.init import draw
 from phalanx.observation.diff import differences
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.process.environment import World
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.generation import BatchingPolicy, Request, pages_of
@@ -83,7 +83,9 @@ def generated(
         new.clear()
         units = run.replica.model.units()
         watched = (
-            instrument(units, comm.recorder, lambda: Now(0, "F")) if run.number < instrumented else nullcontext()
+            instrument(units, comm.recorder, lambda: RunningPass(0, "F"))
+            if run.number < instrumented
+            else nullcontext()
         )
         comm.recorder.clear()
         comm.recorder.keeping = True

@@ -42,7 +42,7 @@ from phalanx.runtime.process.agent import SECRET_VARIABLE
 from phalanx.runtime.process.environment import ALONE, World
 from phalanx.runtime.process.launch import RankFailure
 from phalanx.runtime.process.objects import ForgedMessageError
-from phalanx.runtime.process.rank import named
+from phalanx.runtime.process.rank import naming_rank
 from phalanx.runtime.tracing import timelines
 from phalanx.runtime.tracing.instrument import Tracker, instrument
 from phalanx.runtime.tracing.timelines import passes
@@ -728,7 +728,7 @@ def traced_step(
     with passes(training.model.units(), training.optimizer, comm.timeline, lambda: training.current):
         training.step(batches, lr=1e-3)
     comm.timeline.end()
-    told = timelines.of_rank(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
+    told = timelines.rank_timeline(world.rank, comm.mesh.coordinates(world.rank), comm.timeline.spans())
     gathered = comm.gather_objects(told, "world")
     assert [t.rank for t in gathered] == list(range(world.size))
     comm.barrier()
@@ -774,7 +774,7 @@ def fails_waiting(world: World, late: int) -> str:
         time.sleep(4.5)  # busy elsewhere, until all others have given up
         return ""
     try:
-        with named(world):
+        with naming_rank(world):
             status.page(world.rank).arrive("all_reduce of a", "world", range(world.size))
             raise RuntimeError("Timed out waiting 10 ms for recv operation to complete")
     except RankFailure as failure:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.init import create, initial, of_rank
-from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Left, Product
+from phalanx.nn.init import create, initial_source, restrict_to_rank
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, DeferredUnits, Product
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
@@ -40,7 +40,7 @@ class Part:
         cp = ContextParallel(self.inner, self.context, job.documents == "packed") if s.cp > 1 else None
         self.model: Decoder = create(place.local, DTYPES[job.precision.compute], comm.world.device, tp=tp, cp=cp)
         self.model.recompute(s.recompute_of, self.inner)
-        weights, first = dict(self.model.named_parameters()), of_rank(initial(spec, 0, None), place)
+        weights, first = dict(self.model.named_parameters()), restrict_to_rank(initial_source(spec, 0, None), place)
         with torch.no_grad():
             for p in parameters(place.local):  # norms and biases too are not all alike
                 drawn = first(p, 0, p.numel).view(p.shape)
@@ -73,7 +73,7 @@ class Part:
             self.gradients[name] += p.grad
             p.grad = None
 
-    def inputs(self, loss: Tensor, micro_batch: int = 0) -> Left:
+    def inputs(self, loss: Tensor, micro_batch: int = 0) -> DeferredUnits:
         self.inner.micro_batch = micro_batch
         self.deferred_gradients.active = True
         loss.backward()
@@ -81,7 +81,7 @@ class Part:
         assert all(p.grad is None for p in self.model.parameters())
         return self.deferred_gradients.take()
 
-    def weights(self, left: Left, micro_batch: int = 0) -> list[str]:
+    def weights(self, left: DeferredUnits, micro_batch: int = 0) -> list[str]:
         """Compute the deferred weight gradients; return the parameters in the order in which they came."""
         self.inner.micro_batch = micro_batch
         came: list[str] = []
@@ -90,7 +90,7 @@ class Part:
             name = self.names[id(p)]
             came.append(name)
             if isinstance(gradient, Product):
-                gradient.put(self.gradients[name], add=True)
+                gradient.write(self.gradients[name], add=True)
             elif gradient is not None:
                 self.gradients[name] += gradient
             for index, values in rows:

@@ -18,14 +18,14 @@ from phalanx.cost.memory.attention_core import Core
 from phalanx.cost.memory.live_bytes import Pass
 from phalanx.observation.diff import SLACK_BYTES
 from phalanx.observation.trainer.step import FakeRank
-from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Product
+from phalanx.runtime.autograd.deferred_weight_grads import GroupedProduct, Product
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.event import Phase
 from phalanx.schedule.layers import collectives, context
 from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.routing import Routed, routed
+from phalanx.schedule.layers.routing import ExpertTraffic, expert_traffic
 from phalanx.schedule.layout import repeat_of
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.blocks.lowering import block_of
@@ -74,11 +74,11 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
     places = {id(p): torch.empty(p.shape, dtype=torch.float32) for p in part.model.parameters()}
 
     def deliver(
-        p: nn.Parameter, gradient: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]]
+        p: nn.Parameter, gradient: Tensor | Product | GroupedProduct | None, rows: list[tuple[Tensor, Tensor]]
     ) -> None:
         """Deliver a gradient like an engine that stores gradients in memory of its own type."""
-        if isinstance(gradient, Product | Grouped):
-            gradient.put(places[id(p)], add=True)
+        if isinstance(gradient, Product | GroupedProduct):
+            gradient.write(places[id(p)], add=True)
         while rows:
             index, values = rows[-1]
             values.to(torch.float32)
@@ -95,7 +95,7 @@ def measured(spec: ModelSpec, job: Job, s: Strategy, rank: int, split: bool) -> 
         p.gradient_products = []  # type: ignore[attr-defined]
         p.register_post_accumulate_grad_hook(hook)
     gc.collect()
-    with instrument(part.model.units(), comm.recorder, lambda: Now(0, "B")) as tracker:
+    with instrument(part.model.units(), comm.recorder, lambda: RunningPass(0, "B")) as tracker:
         loss = part.forward(batch)
         if split:
             left = part.inputs(loss)
@@ -166,9 +166,9 @@ def flops_of(spec: ModelSpec, job: Job, s: Strategy, unit: str, t: int) -> dict[
     }
 
 
-def rows_of(spec: ModelSpec, s: Strategy, unit: str, t: int) -> Routed | None:
+def rows_of(spec: ModelSpec, s: Strategy, unit: str, t: int) -> ExpertTraffic | None:
     route = block_of(spec, unit).first(Router) if unit.startswith("blocks") else None
-    return None if route is None else routed(route, s, t)
+    return None if route is None else expert_traffic(route, s, t)
 
 
 def sends(spec: ModelSpec, job: Job, s: Strategy, unit: str, phase: Phase, t: int) -> Iterator[tuple[str, int]]:

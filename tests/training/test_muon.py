@@ -22,7 +22,7 @@ from phalanx.answers.configurations.export import export
 from phalanx.cost.analytic.estimate import estimate
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.registry import DOCUMENTED
-from phalanx.nn.optimizers import orthogonalised
+from phalanx.nn.optimizers import orthogonalise
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
@@ -151,7 +151,7 @@ def _complete(x: Exchange) -> None:
 def test_a_matrix_is_orthogonalised_as_torch_does(rows: int, columns: int, seed: int) -> None:
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
     theirs = _zeropower_via_newtonschulz(x.clone(), (3.4445, -4.7750, 2.0315), 5, 1e-7)
-    torch.testing.assert_close(orthogonalised([x.clone()], 5), theirs)
+    torch.testing.assert_close(orthogonalise([x.clone()], 5), theirs)
 
 
 def test_steps_are_those_of_torch() -> None:

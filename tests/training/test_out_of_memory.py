@@ -26,7 +26,7 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.training import trainer
-from phalanx.training.out_of_memory import DeviceMemory, OutOfMemory, explained
+from phalanx.training.out_of_memory import DeviceMemory, OutOfMemory, explain_shortage
 from phalanx.training.trainer import Trainer
 from phalanx.training.training_step import Training
 
@@ -58,7 +58,7 @@ def test_the_part_that_differs_most_is_named(plan: Plan) -> None:
         (_device(plan, passes=2), "passes is what differs most: take a smaller micro_batch, or recompute=full"),
         (_device(plan, unused=2**28), "allocator is what differs most: set PYTORCH_CUDA_ALLOC_CONF"),
     ):
-        line = str(explained(plan, 0, device))
+        line = str(explain_shortage(plan, 0, device))
         assert said in line
         assert "\n" not in line
         assert re.search(r"state [\d.]+ GiB \([\d.]+ predicted\), passes [\d.]+ GiB \([\d.]+ predicted\)", line)

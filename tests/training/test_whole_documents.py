@@ -88,7 +88,10 @@ def test_as_many_tokens_as_the_planner_expects() -> None:
         line = parse_lengths(f"lognormal:300,1.0+{words}")
         asked = UnevenSteps(pricing, Strategy(dp=8, zero=1), line).asked()
         found = _of(lengths, way, seq, batch)
-        each = [found.targets(step) + sum(len(found.sequences[i]) for i in found.of_step(step)) for step in range(40)]
+        each = [
+            found.targets(step) + sum(len(found.sequences[i]) for i in found.step_sequences(step))
+            for step in range(40)
+        ]
         assert np.mean(each) == pytest.approx(asked.tokens, rel=0.02 if way != "padded" else 0.1)
 
 

@@ -52,9 +52,9 @@ def of_machine(
     require_writable("--out", out)
     require_torch()
     from phalanx.measure.steal_time import disturbances
-    from phalanx.runtime.process.environment import external
+    from phalanx.runtime.process.environment import external_world
 
-    world = external()
+    world = external_world()
     if world is None:
         _show(measure_machine(ranks, dtype, threads, quick, announce), out, output)
         return

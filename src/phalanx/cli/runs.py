@@ -49,17 +49,17 @@ def of_job(
     overrides = list(overrides or ()) + ([f"strategy={strategy}"] if strategy else [])
     require_torch()
     from phalanx.runs.folder import RUNS
-    from phalanx.runs.resume import resumed
-    from phalanx.runtime.process.environment import external
+    from phalanx.runs.resume import resumed_job
+    from phalanx.runtime.process.environment import external_world
 
-    world = external()
+    world = external_world()
     if max_restarts < 0:
         raise InputError("--max-restarts", max_restarts, "must not be negative", "0 never restarts")
     if max_restarts and world is not None:
         reason, remedy = "is for ranks that Phalanx starts", "give torchrun its own --max-restarts"
         raise InputError("--max-restarts", max_restarts, reason, remedy)
     if resume:
-        file = resumed(job, overrides)
+        file = resumed_job(job, overrides)
     elif job is None:
         raise InputError("JOB.toml", None, "is missing", "name a job file or a plan, or give --resume")
     else:
@@ -83,7 +83,7 @@ def of_job(
     try:
         outcome = run_training(file, resume, world, show, announce, max_restarts)
     except RuntimeError:  # a rank failed: the page shows the steps until then
-        from phalanx.runtime.checkpoint.store import steps as steps_saved
+        from phalanx.runtime.checkpoint.store import intact_steps as steps_saved
 
         folder = RUNS / file.train.name
         if (steps := folder / "metrics.jsonl").exists() and steps.stat().st_mtime >= began:
@@ -203,10 +203,10 @@ def generate(
     """
     require_torch()
     from phalanx.answers.runs.generate import generate as continue_texts
-    from phalanx.runtime.process.environment import external
+    from phalanx.runtime.process.environment import external_world
     from phalanx.spec.errors import InputError
 
-    world, stream = external(), not output.json
+    world, stream = external_world(), not output.json
     try:
         answer = continue_texts(run, prompt or [], prompts, sampling, policy, strategy, precision, stream, world)
     except InputError:

@@ -58,12 +58,12 @@ def collective_prove(output: Printed, file: str | None = None, max_ranks: int = 
     --max-ranks: Prove for every world size from 1 to this.
     """
     from phalanx.answers.schedules.collectives import proof_of, prove_all
-    from phalanx.schedule.collectives.registry import of_file
+    from phalanx.schedule.collectives.registry import schedule_of_file
     from phalanx.spec.errors import Unproved
 
     if file is not None:
         try:
-            output.show(proof_of(of_file(file)))
+            output.show(proof_of(schedule_of_file(file)))
         except Unproved as error:
             print(f"{file} is not proved: {error}")
             raise typer.Exit(FAILED) from None

@@ -43,9 +43,10 @@ def experts_span_replicas(model: ModelSpec, grid: Mesh) -> bool:
 
 
 def room_of(schedulers: Sequence[Scheduler], policy: BatchingPolicy, together: bool) -> Room:
-    """Return the room of every replica's cache. `together`: whether replicas step together, so that there is an extra
-    page and seat for the token of an idle one."""
-    pages, seats, longest = (max(of) for of in zip(*((s.pages, s.seats, s.longest) for s in schedulers), strict=True))
+    """Return the size of every replica's cache, the same for all. `together`: whether replicas step together; then
+    there is an extra page and seat for the token of an idle one."""
+    sizes = zip(*((s.pages, s.seats, s.longest) for s in schedulers), strict=True)
+    pages, seats, longest = map(max, sizes)
     return Room(pages + together, policy.page, seats + together, min(policy.chunk, longest))
 
 
@@ -86,7 +87,7 @@ class BatchedGeneration:
         return batches
 
     def step(self, receive: OnToken = lambda request, token, last: None) -> GenerationStep:
-        """Take one step; all ranks together."""
+        """Take one step, all ranks together; `receive` is called with every replica's tokens."""
         step = GenerationStep(self.batches())
         mine = self.replica_index
         batch, scheduler = step.batches[mine], self.schedulers[mine]
@@ -95,17 +96,17 @@ class BatchedGeneration:
             step.logits = self.replica.step(batch, [0], {IDLE: last})
         else:
             tokens = [t for slot in batch.slots for t in scheduler.tokens(slot)]
-            step.logits = self.replica.step(batch, tokens, {s.request: scheduler.held(s) for s in batch.slots})
+            step.logits = self.replica.step(batch, tokens, {s.request: scheduler.cache_seat(s) for s in batch.slots})
         counts = [b.samples for b in step.batches]
         first, total = sum(counts[:mine]), sum(counts)
         step.sampled = self.replica.share(self.replica.choose(step.logits, batch, self.how), first, total)
         rest = iter(step.sampled)
-        for one, of in zip(step.batches, self.schedulers, strict=True):
-            if one is IDLING:
+        for batch, scheduler in zip(step.batches, self.schedulers, strict=True):
+            if batch is IDLING:
                 continue
-            got = {slot.request: next(rest) for slot in one.slots if slot.samples}
-            finished = of.advance(one, got)
-            for request, token in got.items():
+            sampled = {slot.request: next(rest) for slot in batch.slots if slot.samples}
+            finished = scheduler.advance(batch, sampled)
+            for request, token in sampled.items():
                 receive(request, token, request in finished)
         self.number += 1
         return step
@@ -115,12 +116,12 @@ def require_context(model: ModelSpec, requests: Sequence[Request]) -> None:
     """Require that every request has a prompt, and that its prompt and text fit the model. Raises InputError."""
     for r in requests:
         if not r.prompt:
-            raise InputError(_named("prompt", r, requests), "", "is empty", "give it at least one character")
+            raise InputError(_prompt_name("prompt", r, requests), "", "is empty", "give it at least one character")
         if len(r.prompt) + r.most > model.max_seq:
             reason = f"is {len(r.prompt)} tokens, and {r.most} more are {len(r.prompt) + r.most}: model.max_seq is"
             remedy = "shorten it, or ask for fewer tokens"
-            raise InputError(_named("prompt", r, requests), None, f"{reason} {model.max_seq}", remedy)
+            raise InputError(_prompt_name("prompt", r, requests), None, f"{reason} {model.max_seq}", remedy)
 
 
-def _named(option: str, r: Request, requests: Sequence[Request]) -> str:
+def _prompt_name(option: str, r: Request, requests: Sequence[Request]) -> str:
     return option if len(requests) == 1 else f"{option} {r.number + 1}"

@@ -32,9 +32,9 @@ from torch import Tensor
 from phalanx.cost.step.generation import TOKENS
 from phalanx.infer.sampling import Sampling, choose
 from phalanx.nn import vocab_parallel
-from phalanx.nn.attention import Continued, Read
+from phalanx.nn.attention import Continuation, Read
 from phalanx.nn.functional import accumulate_dtype
-from phalanx.nn.init import create, fill_buffers, initial, of_rank
+from phalanx.nn.init import create, fill_buffers, initial_source, restrict_to_rank
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
@@ -97,13 +97,13 @@ class PagedCache:
         return sum(t.nbytes for t in (*kept, *self.inputs.values(), *self.states.values()))
 
     def begin(self, batch: Batch, held: Mapping[int, CacheSeat]) -> None:
-        """Begin a step over a batch. `held`: what each of its requests has of the cache."""
+        """Begin a step over a batch. `held`: the pages and seat of each of its requests."""
         self.end()
         self._batch, self._held = batch, held
         positions = [p for s in batch.slots for p in range(s.past, s.context)]
         self.positions = torch.tensor([positions], device=self.device)
         for rolling in {*self._rolling.values()}:
-            places = {s.request: self._of(s, held[s.request], rolling) for s in batch.slots}
+            places = {s.request: self._places_of(s, held[s.request], rolling) for s in batch.slots}
             self._places[rolling] = places
             self._writes[rolling] = torch.cat([places[s.request][s.past :] for s in batch.slots])
         ends, at = [], 0
@@ -117,14 +117,14 @@ class PagedCache:
         """End the step; cached tokens and states stay."""
         self._batch, self._held, self.wanted = Batch(()), dict[int, CacheSeat](), None
         self._reads: dict[int | None, tuple[Read, ...]] = {}
-        self._continued: tuple[Continued, ...] = ()
+        self._continuations: tuple[Continuation, ...] = ()
         self._places: dict[int | None, dict[int, Tensor]] = {}
         self._writes: dict[int | None, Tensor] = {}
         self.positions = torch.empty(0, dtype=torch.int64)
 
-    def _of(self, slot: Slot, held: CacheSeat, rolling: int | None) -> Tensor:
-        """Return the place of every token of a slot, (context,): in its pages, or in turn in the `rolling` places of
-        its seat."""
+    def _places_of(self, slot: Slot, held: CacheSeat, rolling: int | None) -> Tensor:
+        """Return the index in the cache's memory of every token of a slot, (context,): in its pages, or round-robin
+        in the `rolling` places of its seat."""
         at = torch.arange(slot.context, device=self.device)
         if rolling is not None:
             return at.remainder_(rolling).add_(held.seat * rolling)
@@ -139,26 +139,26 @@ class PagedCache:
         flat = read.index.view(-1)
         return tuple(t.index_select(0, flat).unflatten(0, read.index.shape) for t in self.memory[block])
 
-    def continued(self) -> tuple[Continued, ...]:
-        if not self._continued:
+    def continuations(self) -> tuple[Continuation, ...]:
+        if not self._continuations:
             parts, row = [], 0
             for slots, _ in reads(self._batch, None):
                 rows = slice(row, row := row + sum(s.new for s in slots))
                 seats = torch.tensor([self._held[s.request].seat for s in slots], device=self.device)
-                parts.append(Continued(rows, seats, not slots[0].past))
-            self._continued = tuple(parts)
-        return self._continued
+                parts.append(Continuation(rows, seats, not slots[0].past))
+            self._continuations = tuple(parts)
+        return self._continuations
 
-    def recall(self, block: int, of: Continued) -> tuple[Tensor, Tensor | None]:
+    def recall(self, block: int, slots: Continuation) -> tuple[Tensor, Tensor | None]:
         inputs, states = self.inputs[block], self.states.get(block)
-        if of.begins:
-            return inputs.new_zeros(len(of.seats), *inputs.shape[1:]), None
-        return inputs[of.seats], None if states is None else states[of.seats]
+        if slots.begins:
+            return inputs.new_zeros(len(slots.seats), *inputs.shape[1:]), None
+        return inputs[slots.seats], None if states is None else states[slots.seats]
 
-    def keep(self, block: int, of: Continued, inputs: Tensor, state: Tensor | None = None) -> None:
-        self.inputs[block][of.seats] = inputs
+    def keep(self, block: int, slots: Continuation, inputs: Tensor, state: Tensor | None = None) -> None:
+        self.inputs[block][slots.seats] = inputs
         if state is not None:
-            self.states[block][of.seats] = state
+            self.states[block][slots.seats] = state
 
     def reads(self, window: int | None) -> tuple[Read, ...]:
         if window not in self._reads:
@@ -215,7 +215,10 @@ class Replica:
         self.dtype, self.device = DTYPES[view.job.precision.compute], comm.world.device
         tokens = SequenceTokens(self.inner, self.tp)
         self.model = create(view.local, self.dtype, self.device, tp=self.tp, ep=ep, tokens=tokens)
-        own, first = dict(self.model.named_parameters()), of_rank(initial(view.model, 0, weights), view.split)
+        own, first = (
+            dict(self.model.named_parameters()),
+            restrict_to_rank(initial_source(view.model, 0, weights), view.split),
+        )
         for p in parameters(view.local):
             own[p.fqn].copy_(first(p, 0, p.numel).view(p.shape))
         fill_buffers(self.model, weights)
@@ -244,7 +247,7 @@ class Replica:
         if not batch.samples:
             return None
         logits = x[0]
-        return logits if self.tp is None else vocab_parallel.gathered(self.tp, logits)
+        return logits if self.tp is None else vocab_parallel.gather_logits(self.tp, logits)
 
     def choose(self, logits: Tensor | None, batch: Batch, how: Sampling) -> list[int]:
         """Sample from the logits returned by `step`, on the replica's sampling rank; empty on other ranks."""

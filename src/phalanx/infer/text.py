@@ -12,7 +12,7 @@ from phalanx.cost.step.generation import generation_layout
 from phalanx.infer.generate import BatchedGeneration, require_context
 from phalanx.infer.sampling import Sampling
 from phalanx.nn.hugging_face import files
-from phalanx.nn.weight_files import is_run, of_run, said_of, widest
+from phalanx.nn.weight_files import errors_about, is_run, run_weights, widest_dtype
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
@@ -65,7 +65,7 @@ def question(
     generation_layout(model, strategy, "float32")  # refuses a strategy that does not split it
     tokenizer = tokenizer_of(folder, model)
     weights = weights_of(folder, model)
-    stops = () if sampling.past_end else _ends(folder)
+    stops = () if sampling.past_end else _end_tokens(folder)
     if not prompts:
         raise InputError("prompts", None, "has no prompt", "give one on each line")
     requests = []
@@ -76,7 +76,7 @@ def question(
         requests.append(Request(number, ids, most, stops))
     require_context(model, requests)
     enough_pages(requests, policy)
-    dtype = compute_type(precision or DTYPE_NAMES[widest(weights, model)], "precision")
+    dtype = compute_type(precision or DTYPE_NAMES[widest_dtype(weights, model)], "precision")
     return TextQuery(folder, model, dtype, tuple(requests), sampling, policy, strategy)
 
 
@@ -105,7 +105,7 @@ class Texts:
         self._text: dict[int, list[str]] = {r.number: [] for r in requests}
 
     def __call__(self, request: int, token: int, last: bool) -> None:
-        """Take a token of a request."""
+        """Take a new token of a request; `last`: its text is complete."""
         ids = self._ids[request]
         ids.append(token)
         text = self._decode(ids)
@@ -141,8 +141,8 @@ def model_of(folder: Path) -> ModelSpec:
 def weights_of(folder: Path, model: ModelSpec) -> Weights:
     """Open the newest weights of a run, or the weights of a Hugging Face folder. Raises InputError,
     CheckpointError."""
-    with said_of(FIELD):
-        return of_run(folder, model) if is_run(folder) else files.read(folder, model)
+    with errors_about(FIELD):
+        return run_weights(folder, model) if is_run(folder) else files.read(folder, model)
 
 
 def tokenizer_of(folder: Path, model: ModelSpec) -> Tokenizer:
@@ -153,8 +153,8 @@ def tokenizer_of(folder: Path, model: ModelSpec) -> Tokenizer:
     return open_tokenizer(folder / "tokenizer.json", model.vocab, FIELD)
 
 
-def _ends(folder: Path) -> tuple[int, ...]:
-    """Return the tokens that end a text, as the folder's generation_config.json or config.json says; none without."""
+def _end_tokens(folder: Path) -> tuple[int, ...]:
+    """Return the end-of-text tokens of the folder's generation_config.json or config.json; empty without either."""
     for name in ("generation_config.json", "config.json"):
         try:
             end = read_json(folder / name, "config")["eos_token_id"]

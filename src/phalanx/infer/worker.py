@@ -10,10 +10,10 @@ from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import Piece, TextQuery, answer, question
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
-from phalanx.runtime.process.rank import named, run_rank
+from phalanx.runtime.process.rank import naming_rank, run_rank
 from phalanx.schedule.generation import BatchingPolicy
 from phalanx.spec.files.plan import write_json
 from phalanx.spec.strategy.mesh import mesh
@@ -38,16 +38,16 @@ def over_ranks(query: TextQuery, prompts: list[str], stream: bool) -> list[str]:
 
 def as_rank(world: World, query: TextQuery, prompts: list[str], stream: bool) -> list[str]:
     """Answer a question as one rank of a world that torchrun or srun started. Raises RankFailure."""
-    with named(world):
+    with naming_rank(world):
         worlds.join(world, _TIMEOUT_S)
         comm = Comm(world, mesh(query.strategy))
-        piece = printed(prompts) if stream and world.rank == 0 else lambda request, text, last: None
+        piece = text_printer(prompts) if stream and world.rank == 0 else lambda request, text, last: None
         texts = answer(query, comm, piece)
         worlds.leave()
         return texts
 
 
-def printed(prompts: list[str]) -> Piece:
+def text_printer(prompts: list[str]) -> Piece:
     """Return a callback that prints text as it arrives: piece by piece for one prompt; for several, each when it is
     complete, in their order."""
     texts: dict[int, str] = {}
@@ -71,9 +71,9 @@ def printed(prompts: list[str]) -> Piece:
 
 
 def main() -> None:
-    """Run this rank; rank 0 writes the texts."""
+    """Run as a launched rank, with the question's file as argument; rank 0 writes the texts."""
     args = json.loads(Path(sys.argv[1]).read_text())
-    world = external() or ALONE
+    world = external_world() or ALONE
     strategy = Strategy(**args["strategy"])
 
     def work() -> None:
@@ -81,7 +81,7 @@ def main() -> None:
         comm.status.now("opening the weights")
         how, policy, prompts = Sampling(**args["how"]), BatchingPolicy(**args["policy"]), args["prompts"]
         asked = question(Path(args["run"]), prompts, how, strategy, policy, args["precision"])
-        stream = printed(prompts) if args["stream"] and world.rank == 0 else lambda request, text, last: None
+        stream = text_printer(prompts) if args["stream"] and world.rank == 0 else lambda request, text, last: None
         texts = answer(asked, comm, stream)
         if world.rank == 0:
             write_json(Path(args["out"]), texts)

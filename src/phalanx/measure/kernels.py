@@ -24,7 +24,7 @@ from phalanx.nn.optimizers import AdamW
 from phalanx.runtime.autograd import narrow_product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
-from phalanx.runtime.data_parallel.bucket_buffers import put
+from phalanx.runtime.data_parallel.bucket_buffers import write_gradient
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.schedule.gradients.buckets import gradient_buckets
 from phalanx.schedule.layers.head import sliced
@@ -196,7 +196,7 @@ def time_action(action: Callable[[], object], device: torch.device) -> float:
 def _as_the_engine(place: torch.Tensor, p: torch.Tensor) -> None:
     """Handle a gradient as the data-parallel engine does: copy it to `place`, shaped like p, and drop it."""
     assert p.grad is not None
-    put(place, p.grad, [], add=False)
+    write_gradient(place, p.grad, [], add=False)
     p.grad = None
 
 

@@ -24,7 +24,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression import compressor
-from phalanx.runtime.data_parallel.compression.over import over
+from phalanx.runtime.data_parallel.compression.over import reduction_axes
 from phalanx.schedule.gradients.buckets import buckets
 from phalanx.spec.cluster.spec import Figure
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
@@ -113,7 +113,7 @@ def measure_coding(dtype: DType, comm: Comm, quick: bool = False) -> dict[str, f
         assert s.compressor is not None
         cut = buckets(spec, job, s)
         flats = [FlatBucket(b, s, 0) for b in cut]
-        by = compressor(s.compressor, over(s, alone.mesh), flats, alone, DTYPES[kind])
+        by = compressor(s.compressor, reduction_axes(s, alone.mesh), flats, alone, DTYPES[kind])
         gradients = [torch.empty(b.padded, dtype=DTYPES[kind], device=comm.world.device) for b in flats]
         timed = TimedRounds()
         for i in range(2 if quick else _COMPRESSIONS):

@@ -20,7 +20,7 @@ from phalanx.measure.this_machine import PATIENCE_S
 from phalanx.planning.auto.transport import choose
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.objects import broadcast_object
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
@@ -176,7 +176,7 @@ def _all_reduce(fits: list[CollectiveFit], ranks: int) -> list[CollectiveFit]:
 def main() -> None:
     """Run one measuring rank with the options in argv[1]."""
     options = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     torch.set_num_threads(options["threads"])
 
     def work() -> None:

@@ -24,13 +24,10 @@ from phalanx.spec.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class Read:
-    """Slots of a step of generation that attend together, and the cached tokens that they see.
-
-    `rows`: indices of
+    """Slots of a step of generation that attend together, and the cached tokens that they see. `rows`: indices of
     their tokens among all tokens of the step, equally many for each of the `slots`; `index` (slots, keys): places in
     the cache; `mask`, added to the logits, (slots, 1, new, keys); None: plain causality. `decodes`: whether each slot
-    has one new token.
-    """
+    has one new token."""
 
     rows: slice
     slots: int
@@ -40,9 +37,9 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Continued:
-    """Slots of a step of generation whose recurrences continue together. `rows`: as in Read; `seats` (slots,): places
-    in the cache; `begins`: whether nothing precedes their tokens."""
+class Continuation:
+    """Slots of a step of generation whose recurrences continue together. `rows`: as in Read; `seats` (slots,): their
+    places in the cache; `begins`: whether their tokens are the first of their texts."""
 
     rows: slice
     seats: Tensor
@@ -72,17 +69,17 @@ class Cache(Protocol):
         """Return the cached tensors of a group, (slots, keys, ...) each, in the order of `extend`."""
         ...
 
-    def continued(self) -> Sequence[Continued]:
+    def continuations(self) -> Sequence[Continuation]:
         """Return the groups of slots that continue together, in order of their rows."""
         ...
 
-    def recall(self, block: int, of: Continued) -> tuple[Tensor, Tensor | None]:
-        """Return a group's last inputs of the convolution, (slots, taps - 1, channels), and its states, (slots, ...);
-        None: zeros, or the block has no recurrence."""
+    def recall(self, block: int, slots: Continuation) -> tuple[Tensor, Tensor | None]:
+        """Return (a group's last inputs of the convolution, (slots, taps - 1, channels); its states, (slots, ...), or
+        None: zeros, or the block has no recurrence)."""
         ...
 
-    def keep(self, block: int, of: Continued, inputs: Tensor, state: Tensor | None = None) -> None:
-        """Keep what the next step recalls."""
+    def keep(self, block: int, slots: Continuation, inputs: Tensor, state: Tensor | None = None) -> None:
+        """Store the inputs and states that the next step recalls, shaped as `recall` returns them."""
         ...
 
 
@@ -110,13 +107,14 @@ class CausalAttention(nn.Module):
         self.repeats: LayerComm | None = None  # set where the core is recomputed: how it communicates
 
     def heads(self, x: Tensor, angles: Angles, mask: Tensor | None = None) -> tuple[Tensor | None, ...]:
-        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width), the mask with the
-        keys hidden that are not chosen, and the gate of the result, (batch, seq, heads x v_dim), if there is one. x:
-        (batch, seq, hidden), or with sequence parallelism this rank's rows, (rows, hidden)."""
+        """Return queries (batch, seq, heads, width), keys and values (batch, seq, kv_heads, width), the mask, in
+        which keys that an indexer did not choose are hidden too, and the gate of the result, (batch, seq, heads x
+        v_dim), if there is one. x: (batch, seq, hidden), or with sequence parallelism this rank's rows, (rows,
+        hidden)."""
         raise NotImplementedError
 
     def cached(self, x: Tensor, angles: Angles, cache: Cache) -> Tensor:
-        """Attend from new tokens x, (1, tokens, hidden), to cached and new ones; caches the new tokens. Returns (1,
+        """Cache the new tokens x, (1, tokens, hidden), and attend from them to cached and new ones. Returns (1,
         tokens, heads x v_dim)."""
         raise NotImplementedError
 
@@ -128,17 +126,17 @@ class CausalAttention(nn.Module):
         cache: Cache | None,
         needed: bool = True,
     ) -> Tensor | ProductTerm:
-        """Return what attention adds to the stream, (batch, new, hidden): with tp this rank's term, with sequence
-        parallelism the factors of it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
+        """Return attention's output, to be added to the stream, (batch, new, hidden): with tp this rank's term of it,
+        with sequence parallelism that term's factors. `needed`: whether the value is used (autograd/recompute.py)."""
         if cache is not None:
             return self._projected(self.cached(x, angles, cache), needed)
         q, k, v, mask, *gate = cast(tuple[Any, ...], self.heads(x, angles, mask))
-        repeats = self.repeats if recompute.pays(q) else None
+        repeats = self.repeats if recompute.needs_backward(q) else None
         split = self.tp is not None and self.tp.rows is not None
         if repeats is not None:
             if split:
-                return sequence.repeated(self._core, repeats, (q, k, v, mask, *gate), self.o)
-            return recompute.repeated(self._projected_core, repeats, q, k, v, mask, *gate)
+                return sequence.recomputed_factors(self._core, repeats, (q, k, v, mask, *gate), self.o)
+            return recompute.recomputed(self._projected_core, repeats, q, k, v, mask, *gate)
         out = self._core(q, k, v, mask, *gate)
         del q, k, v, gate  # the core may keep different tensors for its backward pass
         return sequence.factors(out, self.o) if split else self._projected(out, needed)
@@ -152,7 +150,8 @@ class CausalAttention(nn.Module):
         return tensor.rows(out, self.o, needed)
 
     def _core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, gate: Tensor | None = None) -> Tensor:
-        """Compute softmax(scale q kᵀ) v sigmoid(gate), (batch, new, heads x v_dim), of what `heads` returns."""
+        """Return softmax(scale q kᵀ) v sigmoid(gate), (batch, new, heads x v_dim); arguments are as `heads`
+        returns."""
         out = self._attended(q, k, v, mask)
         return out if gate is None else sigmoid_gate(out, gate)
 
@@ -161,7 +160,7 @@ class CausalAttention(nn.Module):
             return self._of_values(context.core(self.cp, self.unit, q, k, v, mask, self.scale))
         if mask is not None and mask.shape[-2] < q.shape[1]:  # of a band
             assert self.window is not None
-            return self._of_values(windowed_attention.windowed(q, k, v, mask, self.window, self.scale))
+            return self._of_values(windowed_attention.window_attention(q, k, v, mask, self.window, self.scale))
         grouped = self.grouped
         flash = mask is None and q.dtype in (torch.float16, torch.bfloat16)
         if grouped and q.device.type != "cpu" and not flash:

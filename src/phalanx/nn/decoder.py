@@ -45,15 +45,15 @@ _SAME = nn.Identity()
 
 @dataclass(frozen=True)
 class TokenFacts:
-    """What mixers know of the tokens in addition to the stream."""
+    """Positions, masks and cache of the tokens that the mixers of a block read."""
 
     angles: Angles = None
     mask: Tensor | None = None
     """Added to the logits of attention, which without one is causal; with cp it is `lowest`, the first position that
     each query sees (runtime/model_parallel/context.py)."""
     places: Tensor | None = None
-    """(batch, seq), for recurrences with cp of entire sequences: the place of each token in its document; None: it
-    has no beginning."""
+    """(batch, seq): the place of each token in its document, with cp for recurrences that of entire sequences; None:
+    tokens of a sequence are one document."""
     cache: Cache | None = None
 
 
@@ -94,9 +94,9 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x: Tensor, known: TokenFacts) -> Tensor:
         """Return the stream after the block; x: (batch, seq, hidden), or with sequence parallelism (rows, hidden)."""
-        if self.repeats is not None and recompute.pays(x):
+        if self.repeats is not None and recompute.needs_backward(x):
             angles = known.angles or (None, None)
-            return recompute.repeated(self._region, self.repeats, x, *angles, known.mask, known.places)
+            return recompute.recomputed(self._region, self.repeats, x, *angles, known.mask, known.places)
         return self.compute(x, known)
 
     def _region(self, needed: bool, x: Tensor, *known: Tensor | None) -> Tensor:
@@ -115,13 +115,13 @@ class DecoderBlock(nn.Module):
             wanted = needed or i < last
             term = self._term(mixer, getattr(self, f"norm{i}", _SAME)(x), known, wanted or after is not None)
             if self.tp is not None and not isinstance(mixer, MoE):  # which adds up the ranks' terms itself
-                term = tensor.summed(self.tp, self.unit, (term,), (_last(mixer),), wanted or after is not None)
+                term = tensor.sum_terms(self.tp, self.unit, (term,), (_last(mixer),), wanted or after is not None)
             x = recompute.add(x, term if after is None else after(term), wanted)
             del term
         return x
 
     def _term(self, mixer: nn.Module, x: Tensor, known: TokenFacts, needed: bool) -> Any:
-        """Return what a sublayer makes of the normed stream: with tp this rank's term of it."""
+        """Return a sublayer's output for the normed stream x; with tp this rank's term of it."""
         if isinstance(mixer, CausalAttention):
             return mixer(x, known.angles, known.mask, known.cache, needed)
         if isinstance(mixer, PastMixer):
@@ -129,7 +129,8 @@ class DecoderBlock(nn.Module):
         return mixer(x, needed)
 
     def _parallel(self, x: Tensor, known: TokenFacts, needed: bool) -> Tensor:
-        """`compute` where attention and MLP read the block's input, and with tp share one sum over ranks."""
+        """Run `compute` for a block whose attention and MLP both read its input; with tp they share one sum over
+        ranks."""
         normed = self.norm1(x)
         term = self._term(self.attention, normed, known, needed)
         if self.tp is None:
@@ -138,7 +139,7 @@ class DecoderBlock(nn.Module):
         if self.tp is None:
             return recompute.add(term, other, needed)
         layers = (_last(self.attention), _last(self.mlp))
-        return recompute.add(x, tensor.summed(self.tp, self.unit, (term, other), layers, needed), needed)
+        return recompute.add(x, tensor.sum_terms(self.tp, self.unit, (term, other), layers, needed), needed)
 
 
 def _sublayer(
@@ -234,7 +235,7 @@ class Head(nn.Module):
         targets (batch, seq), the loss summed over tokens, ()."""
         if self.tp is not None:
             normed, weight = self.norm(x), self.linear.weight
-            if targets is not None and not deferred_weight_grads.split(weight):
+            if targets is not None and not deferred_weight_grads.may_defer(weight):
                 rows, hidden = weight.shape
                 slices = int(slices_over_ranks(targets.numel(), rows, hidden, x.element_size()))
                 if slices > 1:
@@ -248,7 +249,7 @@ class Head(nn.Module):
             return vocab_parallel.cross_entropy(self.tp, flat, targets.reshape(-1), self.masked)
         x = self.norm(x)
         weight = self.linear.weight
-        if targets is not None and not deferred_weight_grads.split(weight):
+        if targets is not None and not deferred_weight_grads.may_defer(weight):
             x, tokens = x.view(-1, x.shape[-1]), targets.reshape(-1)
             if sliced(len(x), len(weight), x.shape[-1], x.element_size()):
                 return functional.linear_cross_entropy(x, weight, tokens, self.masked)
@@ -399,17 +400,17 @@ class Decoder(nn.Module):
         """Return the mask of one window. For full sequences it is built once and shared by all blocks and steps."""
         new = x.shape[1]
         if positions is not None:
-            return hidden_from(x, window, positions)
+            return attention_mask(x, window, positions)
         if window is None:
             return None
         key = new, window
         if key not in self._kept or self._kept[key].dtype != x.dtype:
             self._kept = {size: mask for size, mask in self._kept.items() if size[0] == new}
-            self._kept[key] = band_mask(window, x) if banded(new, window) else hidden_from(x, window)
+            self._kept[key] = band_mask(window, x) if banded(new, window) else attention_mask(x, window)
         return self._kept[key]
 
 
-def hidden_from(x: Tensor, window: int | None, positions: Tensor | None = None) -> Tensor:
+def attention_mask(x: Tensor, window: int | None, positions: Tensor | None = None) -> Tensor:
     """Return the mask (seq, seq): -inf where a token may not look (later tokens, those before its window), else 0.
     With `positions` (batch, seq): (batch, 1, seq, seq), which also hides tokens before its document.
 

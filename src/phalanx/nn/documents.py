@@ -12,36 +12,37 @@ import torch
 from torch import Tensor
 
 
-def between(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay to a token from an earlier one, (batch x heads, tokens, tokens)."""
+def mask_between(decay: Tensor, begins: Tensor | None) -> Tensor:
+    """Mask the decay to each token from each earlier one, (batch x heads, tokens, tokens)."""
     if begins is None:
         return decay
     at = torch.arange(begins.shape[1], device=begins.device)
     return _masked(decay, at >= (at - begins).unsqueeze(-1))
 
 
-def from_start(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay from the chunk's start to a token, (batch x heads, tokens)."""
+def mask_from_start(decay: Tensor, begins: Tensor | None) -> Tensor:
+    """Mask the decay from the chunk's start to each token, (batch x heads, tokens)."""
     if begins is None:
         return decay
     return _masked(decay, begins > torch.arange(begins.shape[1], device=begins.device))
 
 
-def to_end(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay from a token to the chunk's end, (batch x heads, tokens)."""
+def mask_to_end(decay: Tensor, begins: Tensor | None) -> Tensor:
+    """Mask the decay from each token to the chunk's end, (batch x heads, tokens)."""
     if begins is None:
         return decay
     left = torch.arange(begins.shape[1] - 1, -1, -1, device=begins.device)
     return _masked(decay, left <= begins[:, -1:])
 
 
-def across(decay: Tensor, begins: Tensor | None) -> Tensor:
-    """Decay over the chunk, (batch x heads,)."""
+def mask_across(decay: Tensor, begins: Tensor | None) -> Tensor:
+    """Mask the decay over the entire chunk, (batch x heads,)."""
     return decay if begins is None else _masked(decay, begins[:, -1] >= begins.shape[1])
 
 
 def _masked(decay: Tensor, stays: Tensor) -> Tensor:
-    """Multiply the heads of every sequence, in place."""
+    """Multiply the decays of all heads of a sequence, in place, by whether its documents go on: `stays`, (batch,
+    ...)."""
     of_heads = decay.view(len(stays), -1, *decay.shape[1:])
     of_heads.mul_(stays.unsqueeze(1).view(len(stays), 1, *stays.shape[1:], *[1] * (decay.dim() - stays.dim())))
     return decay

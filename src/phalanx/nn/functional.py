@@ -4,9 +4,12 @@ Autograd's decompositions save three to four tensors where one is enough, and ot
 docstring says which tensors are kept for the backward pass, and cost/memory counts exactly that.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -41,13 +44,13 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, r, weight = ctx.saved_tensors
         if x.is_cuda:
             d_x, d_weight = torch.ops.aten._fused_rms_norm_backward(
                 g.contiguous(), x, x.shape[-1:], r, weight, [True, True]
             )
-            return _weight_later(ctx, d_x, d_weight)
+            return d_x, *deferred_weight_grads.deliver(ctx.owners, d_weight), None
         h = x.shape[-1]
         unit = x.to(r.dtype) * r  # x / rms(x)
         g_unit = g.to(r.dtype) * unit
@@ -56,17 +59,8 @@ class _RMSNorm(torch.autograd.Function):
         mean = torch.mv(g_unit.reshape(-1, h), weight.to(r.dtype)).div_(-h).view(r.shape)
         unit.mul_(mean)
         del g_unit
-        return _weight_later(ctx, unit.add_(g * weight).mul_(r).to(x.dtype), d_weight)
-
-
-def _weight_later(ctx: Any, d_x: Tensor, d_weight: Tensor) -> tuple[Tensor, Tensor | None, None]:
-    """Return the gradients of a norm's input and weight; the latter is None if its delivery is deferred."""
-    deferred = deferred_weight_grads.now(ctx.owners)
-    if deferred is None:
-        return d_x, d_weight, None
-    (owner,) = ctx.owners
-    deferred.deliver_later(owner, d_weight)
-    return d_x, None, None
+        d_x = unit.add_(g * weight).mul_(r).to(x.dtype)
+        return d_x, *deferred_weight_grads.deliver(ctx.owners, d_weight), None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -88,18 +82,13 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, mean, r, weight, bias = ctx.saved_tensors
         wanted = [True, True, bias is not None]
         d_x, *d_parameters = torch.ops.aten.native_layer_norm_backward(
             g.contiguous(), x, x.shape[-1:], mean, r, weight, bias, wanted
         )
-        deferred = deferred_weight_grads.now(ctx.owners)
-        if deferred is None:
-            return d_x, d_parameters[0], d_parameters[1], None
-        for owner, d in zip(ctx.owners, d_parameters[: len(ctx.owners)], strict=True):
-            deferred.deliver_later(owner, d)
-        return d_x, None, None, None
+        return d_x, *deferred_weight_grads.deliver(ctx.owners, *d_parameters), None
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -108,48 +97,45 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return _LayerNorm.apply(x, weight, bias, eps)  # type: ignore[no-any-return]
 
 
-class _SwiGLU(torch.autograd.Function):
+Activation = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
+"""A function, and that of (gradient, input) which returns the gradient of the input."""
+_SILU: Activation = F.silu, torch.ops.aten.silu_backward
+_GELU: Activation = (
+    partial(F.gelu, approximate="tanh"),
+    partial(torch.ops.aten.gelu_backward, approximate="tanh"),
+)
+
+
+class _GatedUnit(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(ctx: Any, activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return torch.nn.functional.silu(gate).mul_(up)
+        ctx.activation = activation
+        return activation[0](gate).mul_(up)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor, Tensor]:
         gate, up = ctx.saved_tensors
-        d_up = torch.nn.functional.silu(gate).mul_(g)
-        d_gate = torch.ops.aten.silu_backward(g * up, gate)
-        return d_gate, d_up
+        activate, gradient = ctx.activation
+        d_up = activate(gate).mul_(g)
+        return None, gradient(g * up, gate), d_up
+
+
+def _gated_unit(activation: Activation, gate: Tensor, up: Tensor) -> Tensor:
+    if torch.compiler.is_compiling():
+        return activation[0](gate) * up
+    return _GatedUnit.apply(activation, gate, up)  # type: ignore[no-any-return]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up (Shazeer 2020). Keeps gate and up."""
-    if torch.compiler.is_compiling():
-        return torch.nn.functional.silu(gate) * up
-    return _SwiGLU.apply(gate, up)  # type: ignore[no-any-return]
-
-
-class _GeGLU(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return torch.nn.functional.gelu(gate, approximate="tanh").mul_(up)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        d_up = torch.nn.functional.gelu(gate, approximate="tanh").mul_(g)
-        d_gate: Tensor = torch.ops.aten.gelu_backward(g * up, gate, approximate="tanh")
-        return d_gate, d_up
+    """Return silu(gate) * up (Shazeer 2020). Keeps gate and up."""
+    return _gated_unit(_SILU, gate, up)
 
 
 def geglu(gate: Tensor, up: Tensor) -> Tensor:
-    """gelu(gate) * up, gelu by tanh (Shazeer 2020, as Gemma has it). Keeps gate and up."""
-    if torch.compiler.is_compiling():
-        return torch.nn.functional.gelu(gate, approximate="tanh") * up
-    return _GeGLU.apply(gate, up)  # type: ignore[no-any-return]
+    """Return gelu(gate) * up, gelu by tanh (Shazeer 2020, as Gemma has it). Keeps gate and up."""
+    return _gated_unit(_GELU, gate, up)
 
 
 class _ReLU2(torch.autograd.Function):
@@ -234,22 +220,26 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
         rows = g.reshape(-1, g.shape[-1])
-        deferred = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
+        deferred = deferred_weight_grads.deferral(deferred_weight_grads.owners(ctx.weight))
         if deferred is not None:
             deferred.rows(ctx.weight, lambda: (tokens.reshape(-1), rows))
             return None, None
-        index = tokens.reshape(-1)
-        row_gradients: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "gradient_rows", None)
-        if row_gradients is None:
-            return None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
-        row_gradients.append((index, rows))
-        return None, None  # autograd calls the weight's hook all the same
+        return None, row_gradient(ctx.weight, tokens.reshape(-1), rows)
+
+
+def row_gradient(weight: Tensor, index: Tensor, rows: Tensor) -> Tensor | None:
+    """Return the gradient of an embedding's weight with these rows, dense; or leave the rows to the data-parallel
+    engine and return None."""
+    row_gradients: list[tuple[Tensor, Tensor]] | None = getattr(weight, "gradient_rows", None)
+    if row_gradients is None:
+        return torch.zeros_like(weight).index_add_(0, index, rows)
+    row_gradients.append((index, rows))
+    return None  # autograd calls the weight's hook all the same
 
 
 def embedding(tokens: Tensor, weight: Tensor) -> Tensor:
-    """Return weight[tokens], (*tokens.shape, hidden). Keeps the tokens. Where the data-parallel engine takes
-    gradients, it gets the weight's as rows in `gradient_rows`, so that no dense tensor of zeros is written and
-    added."""
+    """Return weight[tokens], (*tokens.shape, hidden). Keeps the tokens. A data-parallel engine gets the weight's
+    gradient as rows, in `weight.gradient_rows`, so that no dense tensor of zeros is written and added."""
     return _Embedding.apply(tokens, weight)  # type: ignore[no-any-return]
 
 

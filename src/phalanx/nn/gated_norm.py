@@ -1,4 +1,4 @@
-"""What a token opens: the gated norms after a recurrence, and the sigmoid gate after attention."""
+"""Gates that a token opens or closes: of the norm after a recurrence, and, by a sigmoid, after attention."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -13,7 +13,7 @@ from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.schedule.event import Phase
 
 Gate = Literal["before", "after", "sigmoid", "none"]
-"""What silu(z) multiplies: the norm's input, or its result, or there a sigmoid does."""
+"""Whether silu(z) multiplies the norm's input (before) or its result (after), sigmoid(z) its result, or nothing."""
 Sum = Callable[[Tensor, Phase], Tensor]
 """Adds up the numbers (..., groups) of the ranks that share a group; the second argument is the pass."""
 
@@ -32,7 +32,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         total: Any,
     ) -> Tensor:
         wide = accumulate_dtype(y.dtype)
-        open_ = None if z is None else _opened(_wide(z, wide), gate, inplace=True)
+        open_ = None if z is None else _gate_values(_wide(z, wide), gate, inplace=True)
         out = open_.mul_(y) if open_ is not None and gate == "before" else _wide(y, wide)
         normed = out.unflatten(-1, (groups, -1))
         squares = torch.linalg.vector_norm(normed, dim=-1, dtype=wide).square_()
@@ -55,7 +55,7 @@ class _GatedRMSNorm(torch.autograd.Function):
         groups, gate, width, total = ctx.rest
         g, wide_weight = _wide(g, r.dtype), weight.to(r.dtype)
         wide_z = None if z is None else _wide(z, r.dtype)
-        open_ = None if wide_z is None else _opened(wide_z, gate)
+        open_ = None if wide_z is None else _gate_values(wide_z, gate)
         x_hat = y * open_ if gate == "before" else _wide(y, r.dtype)
         unit = x_hat.unflatten(-1, (groups, -1)).mul_(r.unsqueeze(-1))
         d_open: Tensor | None = None
@@ -79,26 +79,23 @@ class _GatedRMSNorm(torch.autograd.Function):
             else:
                 torch.ops.aten.silu_backward.grad_input(d_open, wide_z, grad_input=d_open)
             d_z = torch.empty_like(y).copy_(d_open)
-        deferred = deferred_weight_grads.now(ctx.owners)
-        if deferred is not None:
-            deferred.deliver_later(ctx.owners[0], d_weight)
-            d_weight = None
+        (d_weight,) = deferred_weight_grads.deliver(ctx.owners, d_weight)
         return torch.empty_like(y).copy_(g), d_z, d_weight, None, None, None, None, None
 
 
-def _opened(z: Tensor, gate: Gate, inplace: bool = False) -> Tensor:
+def _gate_values(z: Tensor, gate: Gate, inplace: bool = False) -> Tensor:
     if gate == "sigmoid":
         return z.sigmoid_() if inplace else z.sigmoid()
     return F.silu(z, inplace)
 
 
 def _wide(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a copy of x of another type, or of its own: either way one more tensor."""
+    """Return a copy of x in a type, even if that is its own: always one more tensor."""
     return torch.empty_like(x, dtype=dtype).copy_(x)
 
 
 def _weighted(x: Tensor, weight: Tensor) -> Tensor:
-    """Multiply (..., channels), in place, with a weight of all channels, or of one head, which all share."""
+    """Multiply x (..., channels), in place, by the weight of all channels, or of one head for all heads; return x."""
     x.view(*x.shape[:-1], -1, len(weight)).mul_(weight)
     return x
 
@@ -125,8 +122,8 @@ def gated_rms_norm(
 
 
 def rms_norm_over_ranks(x: Tensor, weight: Tensor, eps: float, ranks: int, total: Sum) -> Tensor:
-    """Return the RMS norm of x, (..., channels), whose channels are a part of those that `ranks` ranks have. Keeps x
-    and one number for each token."""
+    """Return the RMS norm of x, (..., channels), over the channels of all of `ranks` ranks, of which this one has a
+    part. Keeps x and one number for each token."""
     width = x.shape[-1] * ranks
     return _GatedRMSNorm.apply(x, None, weight, 1, eps, "none", width, total)  # type: ignore[no-any-return]
 

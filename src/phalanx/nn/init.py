@@ -32,7 +32,7 @@ Initial = Callable[[Parameter, int, int], Tensor]
 """(parameter, start, stop) -> its elements start..stop, flat, on the CPU, in any type."""
 
 
-def initial(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
+def initial_source(spec: ModelSpec, seed: int, weights: Weights | None) -> Initial:
     """Return the source of initial values: `weights`, or draws from `seed`."""
     if weights is not None:
         return lambda p, start, stop: weights.slice(p.fqn, start, stop)
@@ -46,15 +46,15 @@ def fill_buffers(model: Decoder, weights: Weights) -> None:
         model.get_buffer(b.fqn).copy_(weights.slice(b.fqn, 0, b.numel))
 
 
-def of_rank(first: Initial, split: Split) -> Initial:
-    """Restrict the source `first` to the tensors of one rank of tp, ep and etp; padding beyond the logical tensors is
-    zero."""
+def restrict_to_rank(first: Initial, split: Split) -> Initial:
+    """Restrict a source of logical tensors to the boxes of one rank of tp, ep and etp, flattened; padding beyond a
+    box's elements is zero."""
     if split.unsplit:
         return first
-    return lambda p, start, stop: _held(first, split.box(p.fqn), start, stop)
+    return lambda p, start, stop: _box_values(first, split.box(p.fqn), start, stop)
 
 
-def _held(first: Initial, box: ParameterBox, start: int, stop: int) -> Tensor:
+def _box_values(first: Initial, box: ParameterBox, start: int, stop: int) -> Tensor:
     p, inside = box.parameter, min(stop, box.numel)
     if start >= inside:
         return torch.zeros(stop - start)
@@ -124,7 +124,7 @@ def draw(spec: ModelSpec, p: Parameter, seed: int, start: int, stop: int) -> npt
 
 
 def _gate(name: str, uniform: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
-    """Turn uniform draws in [0, 1) into initial values of a recurrence's gates."""
+    """Return initial values of the gate `name` of a recurrence, from uniform draws in [0, 1)."""
     if name == "a_log":
         return np.log(1 + 15 * uniform).astype(np.float32)
     step = np.exp(math.log(0.001) + uniform * math.log(0.1 / 0.001))

@@ -29,8 +29,20 @@ star are kept for the backward pass, by the operation named behind them:
 
 Queries are padded to w after kv_norm, whose temporaries are the peak where latents are wide. Selective recomputation
 keeps rotated q, k and v in place of what follows them; full keeps the block's input.
+
+The lightning indexer (DeepSeek-AI 2025, "DeepSeek-V3.2", equation 1): which keys a query attends to.
+
+    score_ts = Σ_h w_th relu(q_th · k_s)        the `top` keys with the highest scores, of those that t may see
+
+    q      (batch, seq, heads, dim) of the latent of queries, k (batch, keys, dim) of the token, normed; both turned
+           by position in their first numbers, in pairs half of these apart
+    w      (batch, seq, heads) of the token
+
+It is whole on every tp rank, and has no gradients: it is trained by a loss of its own, which we do not compute, so
+its parameters stay unchanged. Ties, such as of keys that no head scores, go to the earlier key.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -40,9 +52,10 @@ from torch.autograd.function import once_differentiable
 
 from phalanx.nn import functional
 from phalanx.nn.attention import Angles, Cache, CausalAttention
-from phalanx.nn.index import Indexer
-from phalanx.nn.norms import RMSNorm
-from phalanx.runtime.autograd import recompute
+from phalanx.nn.functional import accumulate_dtype
+from phalanx.nn.norms import LayerNorm, RMSNorm
+from phalanx.runtime.autograd import deferred_weight_grads, recompute
+from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.model_parallel import tensor
 from phalanx.runtime.model_parallel.context import ContextParallel
 from phalanx.runtime.model_parallel.tensor import TensorParallel
@@ -51,7 +64,8 @@ from phalanx.spec.model.blocks.operators import Index
 from phalanx.spec.model.spec import ModelSpec
 
 _EPS = 1e-6
-"""The epsilon of latent norms, regardless of the model's other norms (modeling_deepseek.py of DeepSeek-V2 and V3)."""
+"""The epsilon of the norms of latents, and of the indexer's keys, regardless of the model's other norms
+(modeling_deepseek.py of DeepSeek-V2 and V3; deepseek-ai/DeepSeek-V3.2-Exp, inference/model.py, Indexer)."""
 
 
 class _KeysAndValues(torch.autograd.Function):
@@ -79,6 +93,75 @@ def keys_and_values(up: Tensor, rope: Tensor, nope_dim: int, width: int) -> tupl
     """Build keys and values, both (batch, tokens, heads, width), from the per-head part `up`, (batch, tokens, heads,
     nope_dim + v_dim), and the keys' part that all heads share, (batch, tokens, 1, rope_dim). Keeps nothing."""
     return _KeysAndValues.apply(up, rope, nope_dim, width)  # type: ignore[no-any-return]
+
+
+class _Unlearned(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, owners: Owners, x: Tensor, *others: Tensor) -> Tensor:
+        ctx.owners, ctx.shapes = owners, [other.shape for other in others]
+        return x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        zeros = [g.new_zeros(shape) for shape in ctx.shapes]
+        results = len(zeros) - len(ctx.owners)  # the results of products come first
+        return None, g, *zeros[:results], *deferred_weight_grads.deliver(ctx.owners, *zeros[results:])
+
+
+class Indexer(nn.Module):
+    """The products of an index, and its choice."""
+
+    def __init__(self, op: Index) -> None:
+        super().__init__()
+        self.op = op
+        of_q, of_k, of_weights = op.into
+        self.q = nn.Linear(of_q, op.heads * op.each, bias=False)
+        self.k = nn.Linear(of_k, op.each, bias=False)
+        self.k_norm = LayerNorm(op.each, _EPS, True)
+        self.weights = nn.Linear(of_weights, op.heads, bias=False)
+
+    def attached(self, x: Tensor, *outs: Tensor) -> Tensor:
+        """Return x. Its backward pass gives gradients of zero to `outs`, the results of the index's other products,
+        and to its remaining parameters, so that every parameter has a gradient."""
+        inside = (self.q.weight, self.k_norm.weight, self.k_norm.bias)
+        views = [p.view_as(p) for p in inside]
+        return _Unlearned.apply(deferred_weight_grads.owners(*inside), x, *outs, *views)  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def keys(self, k: Tensor, angles: Angles) -> Tensor:
+        """Return the keys of tokens, (batch, tokens, dim), of the product's result."""
+        return self._turned(self.k_norm(k).unsqueeze(2), angles).squeeze(2)
+
+    @torch.no_grad()
+    def queries(self, latent: Tensor, angles: Angles) -> Tensor:
+        """Return the queries, (batch, seq, heads, dim), of their latent."""
+        q = F.linear(latent, self.q.weight)
+        return self._turned(q.unflatten(2, (self.op.heads, self.op.each)), angles)
+
+    def _turned(self, x: Tensor, angles: Angles) -> Tensor:
+        assert angles is not None
+        return functional.rotary(x, *angles)
+
+    @torch.no_grad()
+    def chosen(self, q: Tensor, k: Tensor, weights: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the mask of attention, (batch, 1, queries, keys), where keys that were not chosen are hidden too;
+        `mask` as it is where there are no more keys than may be chosen. `mask`: None: queries are the last tokens,
+        and see themselves and all before."""
+        keys, wide = k.shape[1], accumulate_dtype(q.dtype)
+        if keys <= self.op.top:
+            return mask
+        scores = torch.zeros(*q.shape[:2], keys, dtype=wide, device=q.device)
+        for head in range(self.op.heads):
+            of_head = (q[:, :, head] @ k.mT).relu_().to(wide)
+            scores.addcmul_(of_head, weights[..., head : head + 1].to(wide))
+        hidden = mask
+        if hidden is None:
+            hidden = torch.full((q.shape[1], keys), -math.inf, dtype=q.dtype, device=q.device)
+            hidden = hidden.triu_(keys - q.shape[1] + 1)[None, None]
+        best = scores.add_(hidden[:, 0]).sort(stable=True, dim=-1, descending=True).indices[..., : self.op.top]
+        others = torch.full(scores.shape, -math.inf, dtype=q.dtype, device=q.device).scatter_(-1, best, 0.0)
+        return others.unsqueeze(1) + hidden
 
 
 class LatentAttention(CausalAttention):

@@ -49,7 +49,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 _LEAST_NORM = 1e-7
 
 
-def orthogonalised(whole: list[Tensor], iterations: int) -> Tensor:
+def orthogonalise(whole: list[Tensor], iterations: int) -> Tensor:
     """Return approximately U Vᵀ for a matrix U S Vᵀ, (n, w), in its own type. The matrix is taken out of its list and
     overwritten, so that its memory is free after the first iteration."""
     x = whole.pop()
@@ -114,7 +114,7 @@ class Muon(AdamW):
                 changed = weight.mul(1 - decay).add_(result, alpha=-step)
                 weight.copy_(torch.where(skip > 0, weight, changed))
 
-        self._whole.update(direction, lambda whole: orthogonalised(whole, self._iterations), apply)
+        self._whole.update(direction, lambda whole: orthogonalise(whole, self._iterations), apply)
 
 
 KERNELS: dict[OptimizerName, Callable[[Groups, Optimizer, WholeMatrices | None], torch.optim.Optimizer]] = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.nn.functional import accumulate_dtype, add_product, rows_at_once
+from phalanx.nn.functional import accumulate_dtype, add_product, row_gradient, rows_at_once
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.model_parallel.sequence import RankRows
 from phalanx.runtime.model_parallel.tensor import TensorParallel
@@ -20,7 +20,7 @@ from phalanx.runtime.tracing import host_values
 from phalanx.schedule.event import Phase
 
 
-def _mine(tokens: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+def _local_index(tokens: Tensor, tp: TensorParallel) -> tuple[Tensor, Tensor]:
     """Return (the row of each token on this rank, or 0; whether it has none here), both (tokens,)."""
     index = tokens.reshape(-1) - tp.split.first_token
     elsewhere = (index < 0).logical_or_(index >= tp.split.tokens)
@@ -33,7 +33,7 @@ class _Embedding(torch.autograd.Function):
         ctx.save_for_backward(tokens)
         ctx.tp, ctx.weight = tp, weight
         ctx.rows = tp.rows
-        index, elsewhere = _mine(tokens, tp)
+        index, elsewhere = _local_index(tokens, tp)
         if tp.rows is not None:
             return _scattered(tp.rows, index, elsewhere, weight)
         out = weight[index].masked_fill_(elsewhere.unsqueeze(-1), 0)
@@ -44,23 +44,19 @@ class _Embedding(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[None, None, Tensor | None]:
         (tokens,) = ctx.saved_tensors
-        deferred = deferred_weight_grads.now(deferred_weight_grads.owners(ctx.weight))
+        deferred = deferred_weight_grads.deferral(deferred_weight_grads.owners(ctx.weight))
         if deferred is not None:
             deferred.rows(ctx.weight, partial(_gradient, ctx.tp, ctx.rows, tokens, g, "W"))
             return None, None, None
         index, rows = _gradient(ctx.tp, ctx.rows, tokens, g, "B")
-        row_gradients: list[tuple[Tensor, Tensor]] | None = getattr(ctx.weight, "gradient_rows", None)
-        if row_gradients is None:
-            return None, None, torch.zeros_like(ctx.weight).index_add_(0, index, rows)
-        row_gradients.append((index, rows))
-        return None, None, None  # autograd calls the weight's hook all the same
+        return None, None, row_gradient(ctx.weight, index, rows)
 
 
 def _gradient(
     tp: TensorParallel, own: RankRows | None, tokens: Tensor, g: Tensor, phase: Phase
 ) -> tuple[Tensor, Tensor]:
     """Return (index, values) of the rows of the weight's gradient on this rank."""
-    index, elsewhere = _mine(tokens, tp)
+    index, elsewhere = _local_index(tokens, tp)
     if own is None:
         return index, g.reshape(-1, g.shape[-1]).masked_fill(elsewhere.unsqueeze(-1), 0)
     rows, arriving = own.gather(g, "embed", phase)
@@ -111,7 +107,7 @@ def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool, m
         logits[:, tp.split.tokens :] = -math.inf  # padding of the vocabulary
     top = logits.amax(-1).to(wide)
     tp.all_reduce(top, "head", "F", "max").wait()
-    index, elsewhere = _mine(targets, tp)
+    index, elsewhere = _local_index(targets, tp)
     sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; target logit
     step = rows_at_once(logits)
     slices = [slice(low, low + step) for low in range(0, len(logits), step)]
@@ -145,7 +141,7 @@ def _sums(logits: Tensor, top: Tensor, index: Tensor, sums: Tensor) -> None:
 
 
 def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
-    """Turn what `_sums` left in `logits` into the softmax, in place."""
+    """Overwrite `logits`, as `_sums` left them, by the softmax; `total`: the sums of exponentials, (rows,)."""
     if logits.dtype == total.dtype:
         logits.div_(total.unsqueeze(-1))
     else:
@@ -153,11 +149,9 @@ def _softmax(logits: Tensor, top: Tensor, total: Tensor) -> None:
 
 
 def cross_entropy(tp: TensorParallel, logits: Tensor, targets: Tensor, masked: bool = False) -> Tensor:
-    """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functional.cross_entropy.
-
-    Two all-reduces: of each token's largest logit; of its sum of exponentials and its target's logit. logits:
-    (tokens, rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the full vocabulary.
-    """
+    """-Σ log softmax(logits)[target] over all tokens, the same on every rank, as functional.cross_entropy. Two
+    all-reduces: of each token's largest logit; of its sum of exponentials and its target's logit. logits: (tokens,
+    rows of this rank), OVERWRITTEN by the gradient. targets: (tokens,) int64, of the full vocabulary."""
     return _CrossEntropy.apply(tp, logits, targets, masked)  # type: ignore[no-any-return]
 
 
@@ -220,7 +214,7 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(tp, x, weight, targets, slices, masked)  # type: ignore[no-any-return]
 
 
-def gathered(tp: TensorParallel, logits: Tensor) -> Tensor:
+def gather_logits(tp: TensorParallel, logits: Tensor) -> Tensor:
     """Gather the full logits, (tokens, vocab), from each rank's, (tokens, rows of this rank)."""
     everyone = logits.new_empty(tp.split.tp, *logits.shape)
     tp.inner.all_gather(everyone.view(-1), logits.reshape(-1), "tp", "head", "F").wait()

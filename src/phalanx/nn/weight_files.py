@@ -20,7 +20,7 @@ from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec, parameters
 
 RUN = "RUN"
-"""Placeholder field of errors about a run's checkpoint, which `said_of` replaces."""
+"""Placeholder field of errors about a run's checkpoint, which `errors_about` replaces."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def is_run(path: Path) -> bool:
 
 
 @contextmanager
-def said_of(field: str) -> Iterator[None]:
+def errors_about(field: str) -> Iterator[None]:
     """Re-raise errors about weights with `field`, the setting that names the weights."""
     try:
         yield
@@ -60,23 +60,24 @@ def said_of(field: str) -> Iterator[None]:
 
 
 def open_weights(path: Path, spec: ModelSpec, step: int | None = None) -> Weights:
-    """Open what train.weights names: a Hugging Face folder, safetensors or index file, reading only headers, or a run
-    (see `of_run`). Raises InputError if the weights do not fit this model or are damaged, and CheckpointError."""
-    with said_of("train.weights"):
-        return of_run(path, spec, step) if is_run(path) else files.read(path, spec)
+    """Open the weights that train.weights names: a Hugging Face folder, safetensors or index file, of which only
+    headers are read, or a run (see `run_weights`). Raises InputError if the weights do not fit this model or are
+    damaged, and CheckpointError."""
+    with errors_about("train.weights"):
+        return run_weights(path, spec, step) if is_run(path) else files.read(path, spec)
 
 
-def of_run(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
+def run_weights(run: Path, spec: ModelSpec, step: int | None = None) -> CheckpointWeights:
     """Open the parameters in a run's checkpoint of `step`; None: the newest intact one, which is read in full to
     verify it. Raises InputError, CheckpointError."""
     saved = run / "checkpoint"
-    done = store.steps(saved)
+    done = store.intact_steps(saved)
     if not done:
-        raise InputError(RUN, str(run), store.none_intact(saved))
+        raise InputError(RUN, str(run), store.why_none_intact(saved))
     if step is not None and step not in done:
         raise InputError("step", step, f"{run} has no such checkpoint", f"it has {', '.join(map(str, done))}")
     if step is None:
-        step = store.newest_good(saved)
+        step = store.newest_verified_step(saved)
     reader = Reader(saved, step)
     for p in parameters(spec):
         there = reader.contents.get(f"parameters.{p.fqn}")
@@ -113,6 +114,6 @@ def introduce(path: Path, spec: ModelSpec) -> list[str]:
     return lines
 
 
-def widest(weights: Weights, spec: ModelSpec) -> torch.dtype:
+def widest_dtype(weights: Weights, spec: ModelSpec) -> torch.dtype:
     """Return the smallest type that holds all parameters."""
     return reduce(torch.promote_types, (weights.dtype(p.fqn) for p in parameters(spec)))

@@ -18,7 +18,7 @@ from phalanx.report.html.page import Section, page, section
 from phalanx.report.pictures.figure import Bar, Bars
 from phalanx.report.style import BYTES, FLOP, counted, largest_unit, seconds, size
 from phalanx.report.view import View
-from phalanx.schedule.observation import Allocation, Observation, RankObservation, unit
+from phalanx.schedule.observation import Allocation, Observation, RankObservation, unit_of
 
 PASSES = {"F": "forward", "B": "backward", "I": "input gradient (I)", "W": "weight gradient (W)", "opt": "optimizer"}
 _ALLOCATIONS, _SHARE = 12, 0.01
@@ -80,7 +80,7 @@ def _made_by(a: Allocation) -> str:
 
 def peak_place(r: RankObservation) -> str:
     """Write the pass and unit in which a rank held the most bytes."""
-    of = unit(r.peak_module) or ("" if r.models else "the root")
+    of = unit_of(r.peak_module) or ("" if r.models else "the root")
     return f"in the {PASSES[r.peak_phase]} pass" + f" of {of}" * bool(of)
 
 
@@ -124,7 +124,7 @@ def _observed_collectives(r: RankObservation, most: int | None = _ROWS) -> Sheet
         e = o.event
         key = (r.model_of(o.module), e.op, f"{e.axis} ({e.group_size})", e.bytes, e.dtype, e.phase, str(o.site))
         counts[key] += 1
-        units.setdefault(key, {})[unit(o.module)] = None
+        units.setdefault(key, {})[unit_of(o.module)] = None
     rows = []
     for key, count in list(counts.items())[:most]:
         _, op, over, bytes_each, *where = key
@@ -143,8 +143,8 @@ def _flops(r: RankObservation) -> Sheet:
     totals: Counter[str] = Counter()
     by_phase: Counter[tuple[str, str]] = Counter()
     for (phase, module), n in r.flops.items():
-        totals[unit(module)] += n
-        by_phase[phase, unit(module)] += n
+        totals[unit_of(module)] += n
+        by_phase[phase, unit_of(module)] += n
     phases = [p for p in PASSES if p in ("F", "B") or any(q == p for q, _ in by_phase)]
     rows = [(name or "(root)", *(by_phase[p, name] for p in phases)) for name in list(totals)[:_ROWS]]
     rows.append(("all", *(sum(n for (q, _), n in by_phase.items() if q == p) for p in phases)))
@@ -265,7 +265,7 @@ def _rank_sections(r: RankObservation) -> list[Section]:
     name = f"rank {r.rank}"
     flops: Counter[tuple[str, str]] = Counter()
     for (phase, module), n in r.flops.items():
-        flops[unit(module) or "(root)", "backward" if phase == "B" else "forward"] += n
+        flops[unit_of(module) or "(root)", "backward" if phase == "B" else "forward"] += n
     flop, scale = largest_unit(max(flops.values(), default=0), FLOP)
     by_module: dict[str, list[tuple[str, float]]] = {}
     for (module, direction), n in flops.items():

@@ -49,9 +49,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def claim(folder: Path, stack: ExitStack, field: str) -> None:
-    """Lock a run's folder, which need not exist, until `stack` ends. `field`: the setting that names it.
-
-    Raises InputError, OSError."""
+    """Lock a run's folder, which need not exist, until `stack` ends. `field`: the setting that names it. Raises
+    InputError, OSError."""
     folder.parent.mkdir(exist_ok=True)
     # A link is not followed, and nothing is written: it may name another user's file.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -71,8 +70,8 @@ def move_aside(folder: Path) -> None:
 
 
 def metrics(folder: Path, sample: int | None = None) -> list[dict[str, Any]]:
-    """Read the lines of a run's metrics.jsonl, leaving out a half-written last line; of a file of over `_WHOLE` bytes
-    a `sample` of about as many lines, evenly spread, and the last ones. Raises InputError."""
+    """Read a run's metrics.jsonl, a dictionary for each line; a half-written last line is left out. Of a file larger
+    than `_WHOLE` bytes, about `sample` lines at equal distances are read, and all at its end. Raises InputError."""
     path = folder / "metrics.jsonl"
     try:
         if sample and path.is_file() and path.stat().st_size > _WHOLE:
@@ -98,12 +97,13 @@ def metrics(folder: Path, sample: int | None = None) -> list[dict[str, Any]]:
 
 
 _WHOLE, _TAIL = 2**23, 2**16
-"""Bytes of metrics that are read whole (20,000 steps or so), and those at the end of a longer file."""
+"""Largest file of metrics that is read whole, in bytes (about 20,000 steps); bytes read at the end of a larger
+one."""
 
 
 def _sampled(path: Path, count: int) -> list[str]:
-    """Return about `count` lines at equal distances in a file and all in its last bytes, in order; their number, not
-    the file's length, is the time that it takes."""
+    """Return about `count` lines at equal distances in a file, and all lines in its last `_TAIL` bytes, in order. The
+    time that it takes depends on their number, not on the file's size."""
     at: dict[int, bytes] = {}
     tail = path.stat().st_size - _TAIL
     with path.open("rb") as file:
@@ -121,19 +121,19 @@ def _sampled(path: Path, count: int) -> list[str]:
 
 def latest_run() -> Path:
     """Return the folder of the run with the newest checkpoint. Raises InputError if there is none, or none intact."""
-    from phalanx.runtime.checkpoint.store import newest, none_intact, written
+    from phalanx.runtime.checkpoint.store import all_steps, newest_intact, why_none_intact
 
     saved_at, damaged = {}, []
     for path in RUNS.glob("*/plan.json"):
         saved = path.parent / "checkpoint"
-        checkpoint = newest(saved)
+        checkpoint = newest_intact(saved)
         # The folder of a run that was moved aside is not named as in its plan.
         if checkpoint is not None and plan.read(path).train.name == path.parent.name:
             saved_at[path.parent] = checkpoint.stat().st_mtime
-        elif checkpoint is None and written(saved):
+        elif checkpoint is None and all_steps(saved):
             damaged.append(path.parent)
     if not saved_at and damaged:
-        raise InputError("resume", str(damaged[0]), none_intact(damaged[0] / "checkpoint"))
+        raise InputError("resume", str(damaged[0]), why_none_intact(damaged[0] / "checkpoint"))
     if not saved_at:
         raise InputError("resume", None, f"no run with a checkpoint in {RUNS}/", "name the job file to start one")
     return max(saved_at, key=lambda p: saved_at[p])

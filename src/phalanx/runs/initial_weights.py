@@ -10,7 +10,7 @@ from phalanx.spec.files.job_file import JobFile
 from phalanx.spec.job import Train
 
 TOKENIZER = "tokenizer.json"
-_BESIDE = (
+_COMPANIONS = (
     "config.json",
     "generation_config.json",
     TOKENIZER,
@@ -25,12 +25,13 @@ _BESIDE = (
 
 def companions(folder: Path) -> list[Path]:
     """List the companion files of a folder of weights, which are copied with them on import and export."""
-    return [folder / name for name in _BESIDE if (folder / name).is_file()]
+    return [folder / name for name in _COMPANIONS if (folder / name).is_file()]
 
 
 def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFile:
-    """Return the job with the tokenizer from the folder of train.weights, if it names none and has texts to encode;
-    announce the weights. Raises InputError if the weights are not the model's, or lie in the run's own folder."""
+    """Announce the weights that train.weights names, and return the job; if it has texts to encode and names no
+    tokenizer, with the one from the folder of the weights. Raises InputError if the weights do not fit the model, or
+    lie in the run's own folder."""
     from phalanx.nn.weight_files import introduce
     from phalanx.training.data import holds_ids
 
@@ -42,7 +43,7 @@ def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFil
         announce(line)
     theirs = _folder(train) / TOKENIZER
     if train.tokenizer:
-        if theirs.is_file() and not _is_theirs(train):
+        if theirs.is_file() and not _same_tokenizer(train):
             announce(f"note: train.tokenizer = {train.tokenizer!r} differs from the weights' own, {theirs}")
     elif not holds_ids(train.data):
         if theirs.is_file():
@@ -56,10 +57,12 @@ def start_from_weights(file: JobFile, announce: Callable[[str], None]) -> JobFil
 
 
 def companion_files(train: Train) -> list[Path]:
-    """List the companion files of the initial weights to copy into the run's folder for later export: if the run uses
-    their tokenizer, all but the tokenizer itself."""
+    """List the companion files of the initial weights that are copied into the run's folder for a later export: all
+    but the tokenizer if the run uses the weights' own, else none."""
     return (
-        [f for f in companions(_folder(train)) if f.name != TOKENIZER] if train.weights and _is_theirs(train) else []
+        [f for f in companions(_folder(train)) if f.name != TOKENIZER]
+        if train.weights and _same_tokenizer(train)
+        else []
     )
 
 
@@ -68,7 +71,7 @@ def _folder(train: Train) -> Path:
     return path if path.is_dir() else path.parent
 
 
-def _is_theirs(train: Train) -> bool:
+def _same_tokenizer(train: Train) -> bool:
     """Whether the job's tokenizer equals the one in the folder of its weights, byte for byte."""
     path, theirs = Path(train.tokenizer), _folder(train) / TOKENIZER
     path = path / TOKENIZER if path.is_dir() else path

@@ -16,21 +16,19 @@ from phalanx.spec.optimizers import OuterOptimizer
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy, divisors
 
 
-def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
-    """Return the job of a resumed run: its current job file, or by default the plan of the latest run; with
-    `overrides`. A strategy that the planner chose stays.
-
-    Raises InputError if there is nothing to resume, or a change would make it another run.
-    """
-    from phalanx.runtime.checkpoint.store import damage_or_unread, none_intact, steps
+def resumed_job(path: Path | None, overrides: Sequence[str]) -> JobFile:
+    """Return the job of a resumed run, with `overrides`: its job file at `path`, or by default the plan of the latest
+    run. A strategy that the planner chose stays. Raises InputError if there is nothing to resume, or a change would
+    make it another run."""
+    from phalanx.runtime.checkpoint.store import defect, intact_steps, why_none_intact
 
     file = plan.job_of(path, overrides) if path else None
     folder = RUNS / file.train.name if file else latest_run()
     if path:
         _in_its_place(path, folder)
-    done = steps(folder / "checkpoint")
+    done = intact_steps(folder / "checkpoint")
     if not (folder / "plan.json").exists() or not done:
-        why = none_intact(folder / "checkpoint")
+        why = why_none_intact(folder / "checkpoint")
         raise InputError("resume", str(folder), why, "train it anew instead of resuming")
     old = plan.read(folder / "plan.json")
     if file is None:
@@ -38,14 +36,14 @@ def resumed(path: Path | None, overrides: Sequence[str]) -> JobFile:
     file = _with_tokenizer(replace(file, strategy=_as_before(file.strategy, old.strategy)), old)
     _same_run(file, old)
     # If the last checkpoint is damaged, the ranks set it aside, and an earlier one has steps left.
-    if done[-1] >= file.train.steps and damage_or_unread(folder / "checkpoint", done[-1]) is None:
+    if done[-1] >= file.train.steps and defect(folder / "checkpoint", done[-1]) is None:
         raise InputError("resume", str(folder), f"is finished at step {done[-1]}", "raise train.steps to go on")
     return file
 
 
 def _in_its_place(path: Path, folder: Path) -> None:
-    """Raise InputError if `path` is a run that was moved or copied from the folder of its name, where another run is
-    now."""
+    """Raise InputError if `path` is the folder or plan of a run that was moved or copied away from `folder`, where
+    runs of its name are kept."""
     run = path.parent if path.name == "plan.json" else path
     if (run / "checkpoint").is_dir() and run.resolve() != folder.resolve():
         reason = f"is a copy of a run that is resumed from {folder}"
@@ -54,14 +52,14 @@ def _in_its_place(path: Path, folder: Path) -> None:
 
 def resume_point(folder: Path) -> str:
     """Say from which step the restarted ranks of a run continue."""
-    from phalanx.runtime.checkpoint.store import steps
+    from phalanx.runtime.checkpoint.store import intact_steps
 
-    saved = steps(folder / "checkpoint")
+    saved = intact_steps(folder / "checkpoint")
     return f"the run continues from step {saved[-1]}" if saved else "the run starts over: nothing was saved yet"
 
 
 def was_started_by(launchers: Sequence[str], name: str) -> bool:
-    """Whether one of these launchers started the run of that name, so that its ranks failed and were restarted."""
+    """Whether one of these launchers also started the run `name` before: its ranks failed and were restarted."""
     try:
         old = plan.read(RUNS / name / "plan.json")
     except InputError:  # no plan, or one of another version: not started a moment ago
@@ -69,19 +67,20 @@ def was_started_by(launchers: Sequence[str], name: str) -> bool:
     return not set(launchers).isdisjoint(old.choices.get("launchers", ()))
 
 
-def with_world(file: JobFile, ranks: int) -> JobFile:
+def job_for_ranks(file: JobFile, ranks: int) -> JobFile:
     """Return the job of a run that was restarted with another number of ranks: its strategy with another number of
     replicas. Raises InputError if the batch does not allow that."""
     old = plan.read(RUNS / file.train.name / "plan.json")
-    strategy = on_ranks(_as_before(file.strategy, old.strategy), file.job, ranks)
+    strategy = strategy_for_ranks(_as_before(file.strategy, old.strategy), file.job, ranks)
     file = _with_tokenizer(replace(file, strategy=strategy), old)
     _same_run(file, old)
     return file
 
 
-def on_ranks(strategy: Strategy, job: Job, ranks: int) -> Strategy:
-    """Return the strategy with the number of replicas that makes it use `ranks` ranks. If they do not divide the new
-    `dp`, `shard` becomes the default, and `micro_batch` its largest divisor that fits. Raises InputError."""
+def strategy_for_ranks(strategy: Strategy, job: Job, ranks: int) -> Strategy:
+    """Return the strategy with as many replicas as make it use `ranks` ranks. A `shard` that does not divide the new
+    `dp` becomes the default; `micro_batch` becomes its largest divisor that divides a replica's batch. Raises
+    InputError."""
     s = strategy
     if s.world == ranks:
         return s
@@ -134,7 +133,8 @@ def _same_run(file: JobFile, old: Plan) -> None:
 
 
 def _outer_state(file: JobFile, old: Plan) -> None:
-    """Raise InputError if replicas that step alone need state of the outer optimizer that the run before had not."""
+    """Raise InputError if the outer optimizer of a local-SGD run (strategy.local) needs state that the checkpoint
+    does not have."""
     if file.strategy is None or not file.strategy.local:
         return
     now, before = file.job.outer, old.job.outer if old.strategy.local else OuterOptimizer(momentum=0)

@@ -41,11 +41,11 @@ _identity = attrgetter(*Identity._fields)
 class Event:
     """One compute, collective or point-to-point event.
 
-    `bytes` as nccl-tests counts: all-reduce and broadcast the buffer; all-gather and reduce-scatter the gathered
-    buffer; all-to-all the send buffer; p2p the payload. `alloc`: bytes allocated on top of those live at the start
-    (the event's own peak); `free`: how many of these are released at the end. `at_most`: `bytes` is a bound, since
-    what is sent depends on the gradients. `routed`: bytes, FLOPs and memory depend on which experts tokens go to, and
-    assume balanced routing.
+    `bytes` are counted as in nccl-tests: of an all-reduce or broadcast the buffer; of an all-gather or reduce-scatter
+    the gathered buffer; of an all-to-all the send buffer; of a message the payload. `alloc`: bytes allocated on top
+    of those live at the start (the event's own peak); `free`: how many of these are released at the end. `at_most`:
+    `bytes` is a bound, since what is sent depends on the gradients. `routed`: bytes, FLOPs and memory depend on which
+    experts tokens go to, and assume balanced routing.
     """
 
     kind: Kind
@@ -91,11 +91,9 @@ class Event:
 
     def matches(self, recorded: Event) -> bool:
         """Whether a recorded event matches this prediction; `at_most` and `routed` tolerate a difference in bytes."""
-        if self.at_most and recorded.bytes <= self.bytes:
-            return self.identity == recorded.identity._replace(bytes=self.bytes)
-        if self.routed:
-            return self.identity == recorded.identity._replace(bytes=self.bytes)
-        return self.identity == recorded.identity
+        tolerant = self.routed or (self.at_most and recorded.bytes <= self.bytes)
+        other = recorded.identity
+        return self.identity == (other._replace(bytes=self.bytes) if tolerant else other)
 
     @property
     def identity(self) -> Identity:

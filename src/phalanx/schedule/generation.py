@@ -153,13 +153,13 @@ def first_key(slot: Slot, window: int | None) -> int:
 
 @dataclass(frozen=True)
 class Room:
-    """What a replica's cache has room for."""
+    """Size of a replica's cache."""
 
     pages: int
     page: int
     """Tokens of a page."""
     seats: int
-    """Requests at a time: each has a state of every recurrence, and the last tokens of every window."""
+    """Requests at a time; each has its own state of every recurrence, and its last tokens for every window."""
     new: int
     """Most tokens of a request in one step."""
 
@@ -169,9 +169,9 @@ class Room:
         return self.pages * self.page
 
     def last_tokens(self, window: int | None) -> int | None:
-        """Return the tokens that a seat has in a layer with this window: those that the first of a step's new tokens
-        sees, and the new ones, each in place of one that no later token sees. None: tokens are in pages, as these
-        are fewer in all."""
+        """Return how many tokens a seat keeps in a layer with this window: those that the first new token of a step
+        sees, and the new ones, which overwrite the tokens that no later one sees. None: the layer's tokens are in
+        pages, which take less memory."""
         if window is None or self.seats * (rolling := window - 1 + self.new) >= self.tokens:
             return None
         return rolling
@@ -179,7 +179,7 @@ class Room:
 
 @dataclass(frozen=True)
 class CacheSeat:
-    """What a running request has of the cache."""
+    """The pages and the seat of a running request in the cache."""
 
     pages: tuple[int, ...]
     """In the order of its tokens: its row of the block table."""
@@ -188,8 +188,8 @@ class CacheSeat:
 
 @dataclass(frozen=True)
 class Request:
-    """Prompt token ids, to continue by at most `most` tokens or until one of `stops`; may start from step `arrives`
-    on."""
+    """A prompt (token ids) to continue by at most `most` tokens, or until one of the tokens `stops`; it may start at
+    step `arrives` or later."""
 
     number: int
     prompt: tuple[int, ...]
@@ -205,9 +205,8 @@ def pages_of(request: Request, policy: BatchingPolicy) -> int:
 
 
 def enough_pages(requests: Iterable[Request], policy: BatchingPolicy) -> int:
-    """Return the number of pages in the cache: the policy's, or enough for any `slots` of these requests.
-
-    Raises InputError if a single request needs more."""
+    """Return the number of pages in the cache: the policy's, or enough for any `slots` of these requests. Raises
+    InputError if a single request needs more."""
     needs = sorted((pages_of(r, policy) for r in requests), reverse=True)
     most = needs[0] if needs else 1
     if policy.pages is None:
@@ -283,8 +282,8 @@ class Scheduler:
         """Return the tokens that a slot of the current batch computes."""
         return self._running[slot.request].tokens[slot.past : slot.context]
 
-    def held(self, slot: Slot) -> CacheSeat:
-        """Return what the request of a slot of the current batch has of the cache."""
+    def cache_seat(self, slot: Slot) -> CacheSeat:
+        """Return the pages and the seat of the request of a slot of the current batch."""
         r = self._running[slot.request]
         return CacheSeat(tuple(r.pages), r.seat)
 

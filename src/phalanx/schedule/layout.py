@@ -18,7 +18,7 @@ from phalanx.schedule.gradients.buckets import Bucket, buckets
 from phalanx.schedule.gradients.whole_matrices import Exchange, exchanges
 from phalanx.schedule.layers.collectives import summed_elements
 from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.routing import Routed, routed
+from phalanx.schedule.layers.routing import ExpertTraffic, expert_traffic
 from phalanx.schedule.pipeline import stages
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule
 from phalanx.spec.job import Job
@@ -32,7 +32,7 @@ from phalanx.spec.strategy.split import Split
 
 @dataclass(frozen=True)
 class Layout:
-    """A model, a job and a strategy together: what all ranks share."""
+    """A model, a job and a strategy together, and all that ranks share as a consequence."""
 
     model: ModelSpec
     job: Job
@@ -64,7 +64,7 @@ class Layout:
         return stages.schedule(self.strategy, self.micro_batches)
 
     def stage_view(self, place: int = 0) -> RankView:
-        """The view of pipeline rank `place`: with shards of equal size, so that no rank there holds more memory."""
+        """The view of pipeline rank `place`, of the shard with most elements: no rank there holds more memory."""
         return RankView(self, place)
 
     def stage_views(self) -> tuple[RankView, ...]:
@@ -72,13 +72,13 @@ class Layout:
         return tuple(map(self.stage_view, range(self.strategy.pp)))
 
     def rank_view(self, rank: int) -> RankView:
-        """The view of one rank exactly, whose shard may hold padding."""
+        """The view of one rank, whose shard may be partly padding."""
         return RankView(self, self.mesh.place(rank)["pp"], rank)
 
 
 @dataclass(frozen=True)
 class RankView:
-    """What one rank of a layout has and does in a step."""
+    """The part of a model that one rank of a layout has, and what it does in a step."""
 
     layout: Layout
     place: int = 0
@@ -86,7 +86,7 @@ class RankView:
     rank: int | None = None
     """The global rank; None for a stage view: the rank at this place that holds the most."""
     units: tuple[tuple[str, ...], ...] | None = None
-    """Units of each chunk, where they differ from the strategy's: to price a part of a model."""
+    """Units of each chunk, if they are not those that the strategy gives: to price a part of a model."""
 
     @property
     def model(self) -> ModelSpec:
@@ -144,7 +144,7 @@ class RankView:
 
     @cached_property
     def unit_classes(self) -> dict[str, tuple[str, ...]]:
-        """Its units by class, in forward order: the units of a class have equal passes."""
+        """The units of the stage by class, in forward order: the units of a class have equal passes."""
         return unit_classes(self.stage, self.strategy)
 
     @cached_property
@@ -178,21 +178,21 @@ class RankView:
         return self.strategy.micro_batch * self.context.tokens
 
     @cached_property
-    def _routed(self) -> dict[Router, Routed]:
+    def _routed(self) -> dict[Router, ExpertTraffic]:
         """Traffic of one micro-batch through every kind of experts, in perfect balance."""
         operands = self.job.precision.operands
         multiple = operands.multiple if operands else 1
         routes = (route for block in architecture(self.model).kinds for route in block.all(Router))
-        return {x: routed(x, self.strategy, self.tokens, self.representative, multiple) for x in routes}
+        return {x: expert_traffic(x, self.strategy, self.tokens, self.representative, multiple) for x in routes}
 
-    def rows_of(self, unit: str) -> Routed | None:
+    def rows_of(self, unit: str) -> ExpertTraffic | None:
         """Return the traffic of one micro-batch through a unit's experts, in perfect balance; None if it has none."""
         route = block_of(self.model, unit).first(Router) if unit.startswith("blocks") else None
         return None if route is None else self._routed[route]
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """Its gradient buckets, in the order of the backward pass."""
+        """The rank's gradient buckets, in the order of the backward pass."""
         return buckets(self.local, self.job, self.strategy)
 
     @cached_property
@@ -215,7 +215,7 @@ class RankView:
 
     @cached_property
     def actions(self) -> tuple[Action, ...]:
-        """Its actions in a step, sends and receives included."""
+        """The rank's actions in a step, sends and receives included."""
         return tuple(self.layout.schedule.actions[self.place])
 
     @cached_property
@@ -225,7 +225,7 @@ class RankView:
 
     @cached_property
     def splits_backward(self) -> bool:
-        """Whether its backward passes run as separate actions for gradients of inputs (I) and of weights (W)."""
+        """Whether backward passes run as separate actions for gradients of inputs (I) and of weights (W)."""
         return stages.splits_backward(self.strategy)
 
     @cached_property
@@ -266,8 +266,8 @@ def unit_class(spec: ModelSpec, s: Strategy, unit: str) -> str:
 
 @lru_cache(maxsize=256)
 def _kind_words(spec: ModelSpec) -> tuple[tuple[str, ...], ...]:
-    """Return for every block the words that tell its kind from the model's others: dense if others have
-    experts, window if others have none; where that is not enough, its sublayers."""
+    """Return for every block the words that distinguish its kind from the model's others: "dense" if others have
+    experts, "window" if others have no window; if that is not enough, its sublayers."""
     blocks = architecture(spec).blocks
     kinds = list({id(block): block for block in blocks}.values())
     routed = [block.first(Router) is not None for block in kinds]

@@ -34,11 +34,11 @@ class Site(NamedTuple):
 
 NOWHERE = Site()
 STAY_GATHERED = "parameters that stay gathered"
-"""The kind of parameters that were gathered before the step began, and never freed."""
+"""Kind, of tensors, of parameters that were gathered before the step began and never freed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedEvent:
     """One event of an observed step. `module`: full name of the innermost module that was running ("" outside of
     all), or of the one whose parameters fully_shard gathers; `ranks`: global ranks of a collective's group, or both
     ends of a message; `op_name`: torch's name of the operation."""
@@ -52,7 +52,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
-    """The host waited for the device `count` times in a step, or would on a GPU. `call`: the operation."""
+    """An operation, `call`, in which the host waited for the device `count` times in a step, or would on a GPU."""
 
     call: Text
     phase: Phase
@@ -106,7 +106,7 @@ class BackwardStart:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedParameters:
     """Parameters of one unit that an optimizer updates: elements on this rank, on all ranks, and their type."""
 
     unit: Text
@@ -116,7 +116,7 @@ class Trained:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptStorage:
     """Bytes computed by the forward pass at `site` that only autograd still held when the step ended."""
 
     module: Text
@@ -128,7 +128,7 @@ class Kept:
 class RankObservation:
     """One observed step of `rank`, which represents a class of `count` ranks; `are`: the ranks of the class.
 
-    `step`: 1 is the program's first, which includes lazy initialisation and is used only if there is no second.
+    `step`: its number; 1, the first, includes lazy initialisation and is used only if there is no second.
     `flops`: by (phase, module). `start`: live bytes by kind when the step began. `peak`: the most live bytes of the
     device; `peak_phase`, `peak_module`: what ran then; `holders`: what was live then. `host_peak`: the most bytes in
     host memory, if the program computes on another device. `flops_by_type`: by type of the operands. `trained`: the
@@ -142,7 +142,7 @@ class RankObservation:
     count: Count
     are: Text
     step: Count
-    events: tuple[Observed, ...]
+    events: tuple[ObservedEvent, ...]
     flops: dict[tuple[Phase, str], int]
     start: dict[Text, Amount]
     peak: Amount
@@ -154,15 +154,15 @@ class RankObservation:
     micro_batches: Amount
     optimizers: tuple[Text, ...]
     flops_by_type: dict[Text, Amount]
-    trained: tuple[Trained, ...]
-    kept: tuple[Kept, ...]
+    trained: tuple[TrainedParameters, ...]
+    kept: tuple[KeptStorage, ...]
     backward_starts: tuple[BackwardStart, ...] = ()
     models: tuple[Text, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     notes: tuple[Text, ...] = ()
 
     @property
-    def communication(self) -> tuple[Observed, ...]:
+    def communication(self) -> tuple[ObservedEvent, ...]:
         """The collectives and messages of the step, in the order in which they were issued."""
         return tuple(o for o in self.events if o.event.kind != "compute")
 
@@ -203,7 +203,7 @@ class Observation:
 
 
 @cache
-def unit(module: str) -> str:
+def unit_of(module: str) -> str:
     """Return the unit that a module belongs to: the block of a stack of blocks (its name up to the first number), or
     else the module itself."""
     parts = module.split(".")
@@ -224,7 +224,7 @@ class ObservedRow(NamedTuple):
     where: str
 
 
-def rows(observed: Iterable[Observed]) -> dict[ObservedRow, int]:
+def rows(observed: Iterable[ObservedEvent]) -> dict[ObservedRow, int]:
     """Count collectives and messages by row, in order of first appearance."""
     counts: Counter[ObservedRow] = Counter()
     for o in observed:

@@ -13,7 +13,16 @@ from typing import Annotated, Any, get_type_hints
 from annotated_types import MinLen
 
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.observation import Amount, Observation, Observed, RankIndex, RankObservation, Site, Text, rows
+from phalanx.schedule.observation import (
+    Amount,
+    Observation,
+    ObservedEvent,
+    RankIndex,
+    RankObservation,
+    Site,
+    Text,
+    rows,
+)
 from phalanx.spec.errors import InputError
 
 VERSION = 1
@@ -127,7 +136,7 @@ def _rank(record: Any, world: int) -> RankObservation:
         for amount in ("bytes", "flops", "alloc", "free", "group_size"):
             if not 0 <= getattr(event, amount) < 2**62:
                 raise ValueError(f"an event's {amount} of {getattr(event, amount)}")
-        events.append(Observed(event, module, record.sites[site], ranks, name))
+        events.append(ObservedEvent(event, module, record.sites[site], ranks, name))
     plain = {f.name: getattr(record, f.name) for f in fields(RankObservation)}
     flops = {(phase, module): n for phase, module, n in record.flops}
     return RankObservation(**plain | {"events": tuple(events), "flops": flops})

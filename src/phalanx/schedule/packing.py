@@ -32,7 +32,8 @@ def first_fit(lengths: Ints, slot: int) -> Ints:
 
 
 def deal(costs: Floats, ranks: int, by_cost: bool) -> Ints:
-    """Return which micro-batch each rank computes when, (draws, rounds, ranks), of costs (draws, micro-batches)."""
+    """Return the index of the micro-batch that each rank computes in each round, (draws, rounds, ranks). `costs`:
+    (draws, micro-batches); without `by_cost`, micro-batches are dealt in order."""
     draws, count = costs.shape
     if not by_cost:
         return np.broadcast_to(np.arange(count).reshape(-1, ranks), (draws, count // ranks, ranks))

@@ -47,8 +47,8 @@ def require_compilable(model: ModelSpec, s: Strategy, device: str) -> None:
 
 
 def compile_blocks(model: Decoder, backend: str = "inductor") -> None:
-    """Compile every block of a model, each when it first runs, and anew for other shapes: a graph for any shape would
-    be slower, and attention refuses an `is_causal` that depends on a symbolic one."""
+    """Make every block of a model compile when it first runs, and again for each new shape of its input: one graph
+    for all shapes would be slower, and attention refuses an `is_causal` that depends on a symbolic shape."""
     for block in model.blocks.values():
         compute = cast(DecoderBlock, block).compute
         block.__dict__["compute"] = torch.compile(compute, backend=backend, fullgraph=True, dynamic=False)

@@ -119,9 +119,9 @@ class LoadWatch:
         if len(self._steps) < OVER:
             return ""
         layers, self._steps = list(zip(*self._steps, strict=True)), []
-        worst = max(map(_together, layers), key=lambda load: load.busiest)
-        chosen = sum(sum(load.chosen) for load in map(_together, layers))
-        dropped = sum(_together(layer).dropped for layer in layers) / max(1, chosen)
+        worst = max(map(_summed_load, layers), key=lambda load: load.busiest)
+        chosen = sum(sum(load.chosen) for load in map(_summed_load, layers))
+        dropped = sum(_summed_load(layer).dropped for layer in layers) / max(1, chosen)
         warnings = []
         if worst.busiest > BUSY:
             idle = sum(n == 0 for n in worst.chosen)
@@ -145,7 +145,7 @@ class LoadWatch:
         )
 
 
-def _together(steps: Sequence[LayerLoad]) -> LayerLoad:
-    """Add up a layer's loads over several steps."""
+def _summed_load(steps: Sequence[LayerLoad]) -> LayerLoad:
+    """Add up a layer's loads over several steps; auxiliary losses are left out."""
     chosen = tuple(map(sum, zip(*(load.chosen for load in steps), strict=True)))
     return LayerLoad(steps[0].block, chosen, sum(load.dropped for load in steps), 0.0, 0.0)

@@ -40,7 +40,7 @@ class LossScale:
 
 @dataclass(frozen=True)
 class Numerics:
-    """What a checkpoint's manifest says of a run's numbers: steps skipped so far, and the loss scale of fp16 runs."""
+    """The numerical state in a checkpoint's manifest: steps skipped so far, and the loss scale of fp16 runs."""
 
     skipped: Natural = 0
     loss_scale: LossScale | None = None

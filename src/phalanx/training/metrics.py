@@ -23,8 +23,8 @@ from phalanx.training.training_step import StepResult
 def line(
     plan: Plan, step: int, result: StepResult, lr: float, seconds: float, times: StepTimes | None, memory_bytes: int
 ) -> dict[str, Any]:
-    """Return the line of step number `step` (from 0), which took `seconds`. `times`: of its communication; None if
-    not measured."""
+    """Return the line of metrics.jsonl for step number `step` (from 0), which took `seconds`. `times`: its compute
+    and communication; None if they were not measured."""
     peak, flops = plan.choices["peak_flops_per_s"], plan.prediction["flops"]
     axes = None if times is None else times.axes
     return {
@@ -54,8 +54,8 @@ def _finite(x: float) -> float | None:
 
 @contextmanager
 def lines_after(folder: Path, start: int, first: bool) -> Iterator[TextIO | None]:
-    """Yield metrics.jsonl, open after the line of step `start`; later lines, of steps that run again, are dropped.
-    Yields None on ranks other than the first."""
+    """Yield metrics.jsonl, opened to append after the line of step `start`; later lines belong to steps that run
+    again, and are removed. Yields None on ranks other than the first."""
     if not first:
         yield None
         return

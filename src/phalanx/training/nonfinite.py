@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.runtime.tracing.unit_hooks import unit_hooks
 
 Place = tuple[int, ...]
 """Position in a micro-batch's pass through the model; smaller is earlier."""
@@ -88,39 +89,30 @@ def _watching(
     engine: DataParallel, units: dict[str, nn.Module], way: PassPositions, micro_batch: Callable[[], int]
 ) -> Iterator[_Watch]:
     watch = _Watch(micro_batch)
-    hooks = []
 
-    def follow(unit: str, module: nn.Module) -> None:
-        def before(_: nn.Module, args: object) -> None:  # after the engine's own hook: weights are gathered
-            for name, p in module.named_parameters(prefix=unit):
-                watch.see(f"weight {name}", way.forward(unit, after=False), p)
+    def before(unit: str, module: nn.Module) -> None:  # after the engine's own hook: weights are gathered
+        for name, p in module.named_parameters(prefix=unit):
+            watch.see(f"weight {name}", way.forward(unit, after=False), p)
 
-        def after(_: nn.Module, args: object, out: Tensor) -> None:
-            watch.see(f"output of {unit}" if out.dim() else "loss", way.forward(unit, after=True), out)
-
-        hooks.append(module.register_forward_pre_hook(before))
-        hooks.append(module.register_forward_hook(after))
+    def after(unit: str, _: nn.Module, out: Tensor) -> None:
+        watch.see(f"output of {unit}" if out.dim() else "loss", way.forward(unit, after=True), out)
 
     def gradient(name: str, grad: Tensor | None, rows: list[tuple[Tensor, Tensor]]) -> None:
         dense = [] if grad is None else [grad]
         watch.see(f"gradient of {name}", way.gradient(name), *dense, *(values for _, values in rows))
 
     # Watch weights and outputs by hooks, gradients through the engine.
-    for unit, module in units.items():
-        follow(unit, module)
     engine.watch = gradient
     try:
-        yield watch
+        with unit_hooks(units, before, after):
+            yield watch
     finally:
         engine.watch = None
-        for hook in hooks:
-            hook.remove()
 
 
 def _sums(engine: DataParallel, way: PassPositions) -> NonFinite | None:
     """Return the first reduced gradient on this rank that is not finite."""
     for b in engine.buckets:
-        assert b.shard is not None
         if engine.sharding.state:
             gradients = {piece.parameter.fqn: piece.of(b.shard) for piece in b.pieces()}
         else:

@@ -17,13 +17,13 @@ TOLERANCE = 0.02
 
 
 class OutOfMemory(RuntimeError):
-    """A rank has no memory left on its device."""
+    """Raised when a rank has no memory left on its device."""
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device when an allocation failed: allocated `before` the step (0: no step yet), the `peak` within
-    it, `reserved` by the allocator, `allocated` of these, and the `total`."""
+    """Memory of a device when an allocation failed, in bytes: allocated `before` the step (0: no step yet), the
+    `peak` within it, what the allocator `reserved`, how much of that was `allocated`, and the device's `total`."""
 
     before: int
     peak: int
@@ -32,7 +32,7 @@ class DeviceMemory:
     total: int
 
 
-def explained(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
+def explain_shortage(plan: Plan, rank: int, device: DeviceMemory) -> OutOfMemory:
     """Return the error that reports where predicted and measured memory differ."""
     program = expand(Layout(plan.model, plan.job, plan.strategy).rank_view(rank))
     state, passes = program.state.total, program.peak_bytes - program.state.total

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.nn.decoder import Decoder
-from phalanx.nn.init import Initial, create, fill_buffers, initial, of_rank
+from phalanx.nn.init import Initial, create, fill_buffers, initial_source, restrict_to_rank
 from phalanx.nn.optimizers import KERNELS
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.autograd import recompute
@@ -36,7 +36,7 @@ from phalanx.runtime.model_parallel.expert import ExpertParallel
 from phalanx.runtime.model_parallel.pipeline import Pipeline, RunChunk
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens
-from phalanx.schedule.gradients.buckets import of_chunks, reduction_slots
+from phalanx.schedule.gradients.buckets import chunk_buckets, reduction_slots
 from phalanx.schedule.gradients.sharding import sharding_of
 from phalanx.schedule.layers.routing import depends_on_other_tokens
 from phalanx.schedule.layout import Layout, RankView
@@ -65,9 +65,9 @@ class Layers:
 class ParallelDecoder:
     """One rank's part of a model, ready to train.
 
-    `weights`: the model's parameters at ZeRO-0, else empty. `masters` and `gradients`: what the optimizer updates and
-    reads, by parameter name; unsharded at ZeRO-0, else this rank's flat piece of each. `copies`: None where no two
-    ranks of a replica hold the same parameter."""
+    `weights`: the model's parameters at ZeRO-0, else empty. `masters` and `gradients`: the tensors that the optimizer
+    updates and reads, by parameter name; unsharded at ZeRO-0, else this rank's flat piece of each. `copies`: None if
+    no two ranks of a replica hold the same parameter."""
 
     layers: Layers
     model: Decoder
@@ -91,17 +91,15 @@ def parallelize_decoder(
     schedule: PipelineSchedule | None = None,
     balanced: bool = False,
 ) -> ParallelDecoder:
-    """Spread a model over the ranks of `comm`; all ranks together.
-
-    It starts from `weights`, or from values drawn from `seed`. `run`: the forward pass of a micro-batch through one
-    chunk; `schedule`: replaces the strategy's pipeline schedule; `balanced`: experts are chosen in turn.
-    """
+    """Spread a model over the ranks of `comm`; all ranks together. It starts from `weights`, or from values drawn
+    from `seed`. `run`: the forward pass of a micro-batch through one chunk; `schedule`: replaces the strategy's
+    pipeline schedule; `balanced`: experts are chosen in turn."""
     view = Layout(spec, job, strategy).rank_view(comm.world.rank)
     schedule = schedule or view.layout.schedule
 
     # Split: this rank's stage of the model, and its part of every layer.
     layers = split_layers(view, comm, balanced)
-    initial_values = of_rank(initial(spec, seed, weights), view.split)
+    initial_values = restrict_to_rank(initial_source(spec, seed, weights), view.split)
 
     # Place it on the device; at ZeRO-0 with its weights.
     model = place(layers, weights)
@@ -195,7 +193,7 @@ def shard(
         comm,
         strategy,
         model.units(),
-        of_chunks(cut, view.stage, completed, sharding_of(strategy).reduces_each),
+        chunk_buckets(cut, view.stage, completed, sharding_of(strategy).reduces_each),
         reduction_slots(view.stage, cut, strategy),
     )
     engine.start(lambda piece: initial_values(piece.parameter, piece.start, piece.stop))
@@ -269,7 +267,7 @@ class NarrowLinear(nn.Linear):
 
 
 def narrow_products(blocks: nn.Module, operands: NumberFormat, but: Collection[str] = ()) -> None:
-    """Make modules inside of `blocks` multiply in a narrow format: linear layers, except the names in `but`, and
+    """Make the modules in `blocks` multiply in a narrow format: linear layers, except those named in `but`, and
     modules with a field `operands`. Parameters and their names stay."""
     for name, layer in blocks.named_modules():
         if type(layer) is nn.Linear and name.rpartition(".")[2] not in but:

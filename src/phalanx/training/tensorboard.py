@@ -20,8 +20,8 @@ def require() -> None:
 
 @contextmanager
 def scalars(folder: Path, start: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that writes the scalars of a row into `folder`. Scalars of steps after `start`, which a
-    resumed run takes again, are hidden."""
+    """Yield a function that writes the scalars of a line of metrics.jsonl into `folder`. Older scalars of steps after
+    `start`, which a resumed run takes again, are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(folder), purge_step=start + 1, flush_secs=10) as writer:

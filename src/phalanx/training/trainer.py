@@ -37,7 +37,7 @@ from phalanx.training.compiled_blocks import compile_blocks
 from phalanx.training.data import TokenSet, batches, take, validation_windows
 from phalanx.training.expert_load import LoadWatch
 from phalanx.training.metrics import Progress
-from phalanx.training.out_of_memory import DeviceMemory, explained
+from phalanx.training.out_of_memory import DeviceMemory, explain_shortage
 from phalanx.training.tensorboard import scalars
 from phalanx.training.training_step import StepResult, Training
 
@@ -71,7 +71,7 @@ class Trainer:
         try:
             self.training = Training(plan.model, job, strategy, comm, train.seed, train.nonfinite, weights)
         except torch.OutOfMemoryError as error:
-            raise explained(plan, comm.world.rank, _memory(comm.world.device, 0)) from error
+            raise explain_shortage(plan, comm.world.rank, _memory(comm.world.device, 0)) from error
         self.peak_lr = train.scaled_lr(job.global_batch)
         self.start = saved or 0
         self.saver = Saver(folder / "checkpoint", comm, train.keep)
@@ -95,11 +95,9 @@ class Trainer:
         self.watch = LoadWatch(plan.model) if plan.model.experts else None
 
     def run(self, stop: StopFlag) -> bool:
-        """Train to the end or until `stop` is set; return whether it was. A checkpoint holds the last step.
-
-        Raises FloatingPointError with the step whose loss or gradients are not finite and their origin, and
-        ReplicasDiffer with the step after which replicas hold different bits.
-        """
+        """Train to the end or until `stop` is set; return whether it was. A checkpoint holds the last step. Raises
+        FloatingPointError with the step whose loss or gradients are not finite and their origin, and ReplicasDiffer
+        with the step after which replicas hold different bits."""
         try:
             interrupted, last_loss = self._steps(stop)
         except Exception:
@@ -172,11 +170,13 @@ class Trainer:
         try:
             return self._step(step, stop)
         except torch.OutOfMemoryError as error:
-            raise explained(self.plan, self.comm.world.rank, _memory(self.comm.world.device, before)) from error
+            raise explain_shortage(
+                self.plan, self.comm.world.rank, _memory(self.comm.world.device, before)
+            ) from error
 
     def _step(self, step: int, stop: StopFlag) -> list[dict[str, Any]]:
-        """Run step number `step` (from 0) and describe it as a line of metrics.jsonl. On a GPU the line describes the
-        previous step, if it was not described yet; where something is due after this step, its own line is added."""
+        """Run step number `step` (from 0) and return the new lines of metrics.jsonl: on a CPU its own; on a GPU that
+        of the previous step, and its own only if something (evaluation, a checkpoint) is due after it."""
         plan, world = self.plan, self.comm.world
         lr = learning_rate(plan.train, self.peak_lr, step)
         recorder, timeline = self.comm.recorder, self.comm.timeline
@@ -271,7 +271,7 @@ class Trainer:
         """Write the timelines of all ranks of the step that has just ended into one file; all ranks together."""
         self.comm.status.now("writing the timeline")
         comm, rank = self.comm, self.comm.world.rank
-        mine = timelines.of_rank(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
+        mine = timelines.rank_timeline(rank, comm.mesh.coordinates(rank), comm.timeline.spans())
         everyone = comm.gather_objects(mine, "world")
         if self.first:
             about = {"run": self.plan.train.name, "strategy": str(self.plan.strategy), "step": step + 1}

@@ -36,7 +36,7 @@ from phalanx.nn.weight_source import Weights
 from phalanx.runtime.checkpoint import manifest
 from phalanx.runtime.checkpoint.boxes import Part, full_part
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.data_parallel import logical_state, replica_check
 from phalanx.runtime.data_parallel.outer import OuterUpdate
 from phalanx.runtime.tracing import host_values
@@ -125,17 +125,17 @@ class Training:
 
     @property
     def synchronises(self) -> bool:
-        """Whether the step that runs, or the next one, brings together replicas that take steps alone."""
+        """Whether replicas that take steps alone synchronise at the end of the running (or next) step."""
         return self.outer is not None and self.alone + 1 == self.strategy.local
 
     @property
     def sends(self) -> bool:
-        """Whether the next step is the one whose events a plan has: of replicas that take steps alone, the last that
-        sends changes."""
+        """Whether the next step has the events that a plan predicts: with replicas that take steps alone, only the
+        last step that sends changes."""
         return self.outer is None or self.alone == self.job.outer.last_sent(self.strategy.local)
 
     @property
-    def current(self) -> Now:
+    def current(self) -> RunningPass:
         """The pass that is running: its micro-batch and phase."""
         return self.pipeline.now
 
@@ -226,8 +226,8 @@ class Training:
         return self.job.global_batch * self.job.seq // self.strategy.dp_local
 
     def _numerator(self, divisor: float) -> float:
-        """Return the numerator of the gradients' factor; its denominator is the true number of target tokens. It
-        corrects for passes that divided the loss by the expected number."""
+        """Return the number that gradients are multiplied by before they are divided by the true number of target
+        tokens: the divisor that passes applied to the loss, without the loss scale if gradients are compressed."""
         return float(self._expected) if self.engine.compressor else divisor
 
     def _alike(self, values: Tensor) -> list[float]:
@@ -258,9 +258,10 @@ class Training:
         divisor: float,
         stop: bool,
     ) -> tuple[Tensor, Tensor, float]:
-        """Reduce the metrics over the ranks that step together. Returns ((loss sum, target tokens, stop, not finite,
-        squared norm, *counts), fp64; the counts of experts; divisor). With replicas that take steps alone, loss sum,
-        target tokens and stop flag of all replicas come last: until they synchronise, this one represents them."""
+        """Reduce the metrics over the ranks that step together. Returns (metrics, fp64: loss sum, target tokens,
+        stop, not finite, squared norm, *counts; the counts of experts; divisor). With replicas that take steps alone,
+        loss sum, target tokens and stop flag of all replicas come last, estimated from this one unless they
+        synchronise."""
         parts = self.strategy.gradients_differ_by_rank  # ranks have different gradients: the norm is a sum over them
         metrics = torch.zeros(4 + parts + len(counts), dtype=torch.float64, device=self.comm.world.device)
         if self._counts:
@@ -284,7 +285,7 @@ class Training:
         return values, metrics[4 + parts :], divisor
 
     def _result(self, read: list[float], divisor: float) -> tuple[StepResult, float]:
-        """Return (the report of a step from its metrics, the factor of gradients before clipping)."""
+        """Return (the report of a step from its metrics; the factor of its gradients, before clipping)."""
         loss, tokens, stops, _, square, *load_sums = read
         factor = self._numerator(divisor) / tokens
         norm = math.sqrt(square) * factor if square >= 0 else math.nan
@@ -403,13 +404,13 @@ class Training:
             return self.pipeline.evaluate(batch, [shape] * (self.pipeline.schedule.chunks - 1))
 
     def compare_replicas(self) -> None:
-        """Compare what several ranks hold, all ranks together. Raises ReplicasDiffer if bits differ."""
+        """Compare the tensors that several ranks hold, all ranks together. Raises ReplicasDiffer if bits differ."""
         replica_check.compare(self.engine, self.masters, self.split)
 
     def owned(self) -> Iterator[Part]:
         """Yield the parts of a checkpoint written by this rank; all ranks together
         (runtime/data_parallel/logical_state.py)."""
-        return logical_state.owned(self.engine, self.masters, self.optimizer, self.split, self._outer_state)
+        return logical_state.owned_parts(self.engine, self.masters, self.optimizer, self.split, self._outer_state)
 
     @property
     def _outer_state(self) -> dict[str, dict[str, Tensor]]:
@@ -426,7 +427,7 @@ class Training:
     @torch.no_grad()
     def load(self, folder: Path, step: int) -> None:
         """Resume from the checkpoint of `step`; all ranks together. Raises CheckpointError."""
-        about = manifest.about(folder, step)
+        about = manifest.open_manifest(folder, step)
         known = {f.name: about[f.name] for f in fields(Numerics) if f.name in about}
         saved = build(Numerics, known, "checkpoint")
         self.skipped = saved.skipped

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.runtime.process.folder import cache_folder
-from phalanx.runtime.process.rank import StopFlag, restarted, run_rank
+from phalanx.runtime.process.rank import StopFlag, is_restarted, run_rank
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.strategy.mesh import mesh
@@ -39,10 +39,10 @@ def train_rank(world: World, folder: Path, resume: bool, stop: StopFlag) -> bool
 def main() -> None:
     """Train as one rank that a launcher started."""
     args = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     folder = Path(args["folder"])
     timeout_s = plans.read(folder / "plan.json").train.timeout_s
-    resume = args["resume"] or restarted()  # a restarted run without a checkpoint starts from the beginning
+    resume = args["resume"] or is_restarted()  # a restarted run without a checkpoint starts from the beginning
     stop = StopFlag()
     run_rank(world, timeout_s, lambda: train_rank(world, folder, resume, stop), orderly=True)
 

@@ -11,13 +11,13 @@ from phalanx.schedule.event import Event
 from phalanx.schedule.observation import (
     BackwardStart,
     Holder,
-    Kept,
+    KeptStorage,
     Observation,
-    Observed,
+    ObservedEvent,
     RankObservation,
     Site,
     Synchronisation,
-    Trained,
+    TrainedParameters,
 )
 from phalanx.schedule.observation_file import to_json
 from phalanx.serving import plan_file as serving
@@ -139,7 +139,7 @@ def observation() -> Any:
         count=8,
         are="all ranks",
         step=2,
-        events=tuple(Observed(e, "blocks.0", site, everyone, e.op) for e in (work, send, reduce, reduce)),
+        events=tuple(ObservedEvent(e, "blocks.0", site, everyone, e.op) for e in (work, send, reduce, reduce)),
         flops={("F", "blocks.0"): 10**12, ("B", "blocks.0"): 2 * 10**12},
         start={"parameter": 2**22, "optimizer": 2**23},
         peak=2**30,
@@ -151,8 +151,8 @@ def observation() -> Any:
         micro_batches=1,
         optimizers=("AdamW",),
         flops_by_type={"bfloat16": 3 * 10**12},
-        trained=(Trained("blocks.0", 10**6, 10**6, "float32"),),
-        kept=(Kept("blocks.0", site, 2**10),),
+        trained=(TrainedParameters("blocks.0", 10**6, 10**6, "float32"),),
+        kept=(KeptStorage("blocks.0", site, 2**10),),
         backward_starts=(BackwardStart("B", (0,), (Holder("activations", "blocks.0", 2**28),)),),
     )
     return json.loads(json.dumps(to_json(Observation("train.py", 8, {"dp": 8}, "cuda", "2.13", (rank,)))))

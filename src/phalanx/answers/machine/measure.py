@@ -72,11 +72,11 @@ def measure_ranks(world: World, dtype: str, threads: int) -> ClusterSpec | None:
 
     from phalanx.measure.all_hosts import measure as measure_all
     from phalanx.runtime.process import world as worlds
-    from phalanx.runtime.process.rank import named
+    from phalanx.runtime.process.rank import naming_rank
 
     compute = compute_type(dtype, "dtype")
     torch.set_num_threads(threads)
-    with named(world):
+    with naming_rank(world):
         worlds.join(world, 600)
         cluster = measure_all(world, compute, threads)
         worlds.leave()

@@ -16,7 +16,7 @@ from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.registry import priced_stack
 from phalanx.planning import lookup as names
-from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
+from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -253,7 +253,7 @@ def _dealt_out(s: Strategy, c: Configuration, model: ModelSpec, options: StackOp
     chunks = len(rank_of(s))
     if not left_even(c) or s.pp == 1 or s.layers != "auto" or model.layers % chunks or options.mtp:
         return s
-    return replace(s, layers=listed(equal_blocks(model.layers, chunks)))
+    return replace(s, layers=write_layers(equal_blocks(model.layers, chunks)))
 
 
 def _scores(model: ModelSpec, s: Strategy, seq: int, element_bytes: int) -> list[str]:

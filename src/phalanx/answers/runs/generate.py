@@ -10,7 +10,7 @@ from phalanx.cost.step.generation import generation_layout
 from phalanx.infer.generate import experts_span_replicas, room_of
 from phalanx.infer.sampling import Sampling
 from phalanx.infer.text import TextQuery, answer, question
-from phalanx.infer.worker import as_rank, over_ranks, printed
+from phalanx.infer.worker import as_rank, over_ranks, text_printer
 from phalanx.measure.this_machine import rank_memory_bytes
 from phalanx.runtime.process.environment import World
 from phalanx.schedule.generation import BatchingPolicy, Scheduler
@@ -79,7 +79,7 @@ def generate(
     if world is not None and world.size > 1:
         added = as_rank(world, asked, prompts, stream)
     elif strategy.world == 1:
-        added = answer(asked, piece=printed(prompts) if stream else lambda request, text, last: None)
+        added = answer(asked, piece=text_printer(prompts) if stream else lambda request, text, last: None)
     else:
         added = over_ranks(asked, prompts, stream)
     texts = tuple(Continuation(prompt, prompt + text) for prompt, text in zip(prompts, added, strict=True))

@@ -19,7 +19,7 @@ from phalanx.observation.diff import differences
 from phalanx.planning.explain.program_traffic import bytes_sent
 from phalanx.runs.folder import RUNS, open_run
 from phalanx.runs.initial_weights import companion_files, start_from_weights
-from phalanx.runs.resume import resume_point, resumed, was_started_by, with_world
+from phalanx.runs.resume import job_for_ranks, resume_point, resumed_job, was_started_by
 from phalanx.runtime.process.folder import cache_folder
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
@@ -91,7 +91,7 @@ def train(
     if isinstance(job, JobFile):
         file = job
     elif resume:
-        file = resumed(None if job is None else Path(job), list(overrides))
+        file = resumed_job(None if job is None else Path(job), list(overrides))
     elif job is None:
         raise InputError("job", None, "is missing", "name a job file or a plan, or resume a run")
     else:
@@ -192,26 +192,26 @@ def _train_rank(
     file: JobFile, resume: bool, world: World, show: Callable[[Decision], None], announce: Announce
 ) -> Outcome | None:
     """Train as one rank of a world. Rank 0 plans and broadcasts the run's folder, which all ranks can read."""
-    from phalanx.runtime.checkpoint.store import steps
+    from phalanx.runtime.checkpoint.store import intact_steps
     from phalanx.runtime.process import world as worlds
-    from phalanx.runtime.process.rank import StopFlag, named
+    from phalanx.runtime.process.rank import StopFlag, naming_rank
     from phalanx.training import worker
 
-    with named(world):
+    with naming_rank(world):
         worlds.join(world, file.train.timeout_s)
         launchers = worlds.launchers()
     if world.rank:
         message = worlds.broadcast_words([None, None, None])
         if message[0] != "folder":
             raise InputError("rank 0", None, f"gave up: {message[1]}")
-        with named(world):
+        with naming_rank(world):
             worker.train_rank(world, Path(str(message[1])), bool(message[2]), StopFlag())
         return None
     with ExitStack() as stack:
         try:
             restarted = was_started_by(launchers, file.train.name)
-            if restarted and steps(RUNS / file.train.name / "checkpoint"):
-                file, resume = with_world(file, world.size), True
+            if restarted and intact_steps(RUNS / file.train.name / "checkpoint"):
+                file, resume = job_for_ranks(file, world.size), True
                 announce(f"note: the ranks were started again; the run goes on with {world.size}: {file.strategy}")
             decision, tokens = _begin(file, resume, world, announce)
             decision.plan.choices["launchers"] = launchers
@@ -223,7 +223,7 @@ def _train_rank(
             worlds.broadcast_words(["error", str(error), None])
             raise
         worlds.broadcast_words(["folder", str(folder), "resume" if resume else ""])
-        with named(world):
+        with naming_rank(world):
             worker.train_rank(world, folder, resume, StopFlag())
         return outcome(folder, tokens.unigram_entropy)
 

@@ -58,7 +58,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> ImportedWeigh
     Everything is checked before anything is written; one tensor at a time is in memory. Raises InputError.
     """
     from phalanx.nn.hugging_face import files
-    from phalanx.nn.weight_files import describe, said_of
+    from phalanx.nn.weight_files import describe, errors_about
     from phalanx.runtime.checkpoint import store
 
     if not source.is_dir():
@@ -71,7 +71,7 @@ def import_weights(source: Path, name: str, announce: Announce) -> ImportedWeigh
         raise InputError("name", name, f"{folder} is where the weights are read from", "choose another")
     spec, notes = job_file.make_model({"config": str(source.absolute() / "config.json")}, source)
     require_modules(spec)
-    with said_of("HF_DIR"):
+    with errors_about("HF_DIR"):
         weights = files.read(source, spec)
         for note in notes:
             announce(f"note: {note}")
@@ -126,14 +126,14 @@ def export_weights(
     tensor at a time is in memory. Raises InputError, CheckpointError.
     """
     from phalanx.nn.hugging_face import files
-    from phalanx.nn.weight_files import describe, of_run, widest
+    from phalanx.nn.weight_files import describe, run_weights, widest_dtype
     from phalanx.runtime.comm.dtypes import DTYPE_NAMES, DTYPES
 
     if dtype and dtype not in TYPES:
         raise InputError("dtype", dtype, "is not a type for weights", f"use one of {', '.join(TYPES)}")
     files.require_place(out)
     spec = plan.model_of(run)
-    weights = of_run(run, spec, step)
+    weights = run_weights(run, spec, step)
     # No special tokens unless the run's own config names them: the family's defaults are ordinary tokens here.
     base: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
     if (run / "config.json").exists():
@@ -143,7 +143,7 @@ def export_weights(
         # A run that started from these weights may be another model; it keeps their special tokens alone.
         same = _plain(imported) == _plain(spec)
         base = config if same else base | {k: v for k, v in config.items() if k.endswith("_token_id")}
-    config = {**base, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest(weights, spec)]}
+    config = {**base, **to_hugging_face(spec), "dtype": dtype or DTYPE_NAMES[widest_dtype(weights, spec)]}
     _require_expressible(config, spec)
     small = {file.name: file.read_bytes() for file in companions(run)}
     if TOKENIZER in small and "tokenizer_config.json" not in small:

@@ -12,10 +12,10 @@ from phalanx.planning.lookup import cluster_named, require_counts
 from phalanx.planning.tables.collectives import AlgorithmComparison, cluster_of_links, compare
 from phalanx.progress import in_progress
 from phalanx.schedule.collectives import proof
-from phalanx.schedule.collectives.compositions import composed
+from phalanx.schedule.collectives.compositions import compose_operations
 from phalanx.schedule.collectives.gossip import fewest_messages
 from phalanx.schedule.collectives.ir import Schedule, atoms
-from phalanx.schedule.collectives.registry import build, count, least_size, sweep, two_tiers
+from phalanx.schedule.collectives.registry import build, least_size, sweep, sweep_size, two_tiers
 from phalanx.spec.byte_sizes import parse_bytes
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
@@ -150,7 +150,7 @@ def show(
     elif ranks < 1:
         raise InputError("ranks", ranks, "must be at least 1")
     else:
-        schedule = composed(op, composition, ranks, ranks, root)
+        schedule = compose_operations(op, composition, ranks, ranks, root)
     inside = two_tiers(ranks, node)[0] if algorithm == "hierarchical" else 0
     return CollectiveSteps(op, str(composition or algorithm), ranks, tuple(_rounds(schedule)), schedule, inside)
 
@@ -173,7 +173,7 @@ def prove_all(max_ranks: int = MOST_PROVED, announce: Announce = lambda _: None)
     if max_ranks > MOST_PROVED:
         reason = "takes minutes: an algorithm that holds for 1 to 33 ranks has no new case beyond"
         raise InputError("max_ranks", max_ranks, reason, f"use at most {MOST_PROVED}")
-    results = list(in_progress(sweep(max_ranks), "schedules proved", announce, count(max_ranks)))
+    results = list(in_progress(sweep(max_ranks), "schedules proved", announce, sweep_size(max_ranks)))
     refused = tuple(line for line in results if line is not None)
     return ProofCount(len(results), refused, not refused, max_ranks)
 
@@ -191,7 +191,7 @@ def prove(
 
     Raises InputError for an unknown one, Unproved with rank, chunk and round if it is wrong."""
     if composition is not None:
-        return proof_of(composed(op, composition, ranks, ranks))
+        return proof_of(compose_operations(op, composition, ranks, ranks))
     return proof_of(build(op, str(algorithm), ranks, ranks))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from phalanx.answers.answer import Answer
 from phalanx.runtime.comm.own_reduction import contribution
-from phalanx.runtime.comm.reductions import Combine, named
+from phalanx.runtime.comm.reductions import Combine, reduction_by_name
 from phalanx.runtime.process.folder import private_folder
 from phalanx.runtime.process.launch import launch
 from phalanx.schedule.collectives.reduction import examine, needs
@@ -44,7 +44,7 @@ def run(op: str, algorithm: str, function: str, ranks: int) -> OwnReduction:
         raise InputError("op", op, "does not reduce", f"use {', '.join(OPS)}")
     if not 1 <= ranks <= MOST_RANKS:
         raise InputError("ranks", ranks, "cannot be run here", f"use 1 to {MOST_RANKS}")
-    combine = named(function)
+    combine = reduction_by_name(function)
     needed = needs(build(op, algorithm, ranks, least_size(algorithm, ranks), tiers=tiers))
     examine(lambda a, b: _as_array(combine, a, b), needed)
     wanted = reduce(combine, [contribution(rank, _ELEMENTS) for rank in range(ranks)]).tolist()

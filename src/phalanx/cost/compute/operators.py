@@ -20,7 +20,7 @@ from phalanx.cost.compute.work import (
 )
 from phalanx.schedule.layers import windows
 from phalanx.schedule.layers.context import keys_per_query
-from phalanx.schedule.layers.routing import Routed
+from phalanx.schedule.layers.routing import ExpertTraffic
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.block import Sublayer
 from phalanx.spec.model.blocks.operators import (
@@ -57,7 +57,7 @@ class RankPass:
     """Bytes of an element."""
     strategy: Strategy = field(default_factory=Strategy)
     """The strategy whose degrees divide the operators."""
-    rows: Routed | None = None
+    rows: ExpertTraffic | None = None
     """Rows of experts, if the block has experts."""
     narrow: Narrow | None = None
     """Parameters of a block's products of a narrow format, if it has such products."""
@@ -71,7 +71,7 @@ class RankPass:
         return keys_per_query(self.seq, self.strategy.ring)
 
     @property
-    def routed(self) -> Routed:
+    def routed(self) -> ExpertTraffic:
         """Rows of the block's experts."""
         assert self.rows is not None
         return self.rows
@@ -269,7 +269,7 @@ def _laid_out(op: Expand, p: RankPass) -> int:
 def _index(op: Index, p: RankPass) -> Work:
     """Return the forward work of an index, whole on every tp rank: its products; and if there are more keys than it
     selects, the products of the heads' scores and their weighted sum for each key. It is not trained, so no gradient
-    passes through its scores (nn/index.py)."""
+    passes through its scores (nn/mla.py)."""
     work = _index_products(op, p)
     if p.keys <= op.top:
         return work

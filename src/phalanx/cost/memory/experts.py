@@ -6,7 +6,7 @@ import numpy as np
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.live_bytes import Walk
 from phalanx.cost.memory.pass_sizes import PassSizes
-from phalanx.schedule.layers.routing import padded
+from phalanx.schedule.layers.routing import round_up_rows
 
 
 class ExpertsWalk:
@@ -36,7 +36,7 @@ class ExpertsWalk:
         # Rounded operands of one expert's weight gradients in products of a narrow format.
         self.both = 0
         if p.operands is not None:
-            self.both = padded(rows.most, p.operands.multiple) * (h + x.ffn) * p.operand_bytes + self.dW_expert
+            self.both = round_up_rows(rows.most, p.operands.multiple) * (h + x.ffn) * p.operand_bytes + self.dW_expert
         laid_out = self.sent and x.here > 1
         self.in_order, self.order = self.C * laid_out, rows.received * 8 * laid_out
         """Bytes of received rows, sorted by expert; and of their order."""

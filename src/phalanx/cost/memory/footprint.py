@@ -16,7 +16,7 @@ from phalanx.cost.memory.live_bytes import Footprint
 from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.cost.memory.passes import BlockWalk
 from phalanx.schedule.layers.context import Context
-from phalanx.schedule.layers.routing import Routed
+from phalanx.schedule.layers.routing import ExpertTraffic
 from phalanx.spec.job import DTYPE_BYTES, DType, Job
 from phalanx.spec.model.blocks.block import Block
 from phalanx.spec.model.blocks.lowering import architecture, block_of, blocks_with
@@ -64,7 +64,7 @@ def footprint(
     repeat: Recompute = "none",
     core: Core | None = None,
     in_parts: bool = False,
-    routed: Routed | None = None,
+    routed: ExpertTraffic | None = None,
     gathered: bool = False,
 ) -> Footprint:
     """Return the bytes of a unit for `tokens` tokens of one micro-batch.

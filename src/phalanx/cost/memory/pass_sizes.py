@@ -5,7 +5,7 @@ from functools import cached_property
 
 from phalanx.cost.compute.unit_work import Column
 from phalanx.cost.memory.attention_core import Core
-from phalanx.schedule.layers.routing import Routed
+from phalanx.schedule.layers.routing import ExpertTraffic
 from phalanx.spec.model.blocks.operators import Dim, Linear
 from phalanx.spec.model.mechanisms import Experts
 from phalanx.spec.number_formats import NumberFormat
@@ -42,7 +42,7 @@ class PassSizes:
     """Whether products write weight gradients straight into gradient memory of their own type; None: layers cannot
     defer weight gradients."""
     experts: Experts | None = None
-    rows: Routed | None = None
+    rows: ExpertTraffic | None = None
     """Rows of the block's experts."""
     seq: int = 0
     """Tokens of a sequence, for recurrences."""

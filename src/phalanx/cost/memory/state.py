@@ -18,10 +18,10 @@ from phalanx.schedule.gradients.buckets import (
     NUMBER_BYTES,
     Bucket,
     gathered_elements,
-    gathered_narrow,
+    gathers_in_8_bits,
     layout,
-    numbers,
     reduction_slots,
+    scale_elements,
     scales,
     slot_sizes,
 )
@@ -186,10 +186,10 @@ def _narrow_bytes(view: RankView) -> int:
     """Return bytes for gathers in 8 bits (zero=3): a rank's shards, their scales, and parameters that are not
     matrices."""
     s, p = view.strategy, view.job.precision
-    cut = [b for b in view.buckets if gathered_narrow(b, p)]
+    cut = [b for b in view.buckets if gathers_in_8_bits(b, p)]
     matrices = sum(scales(parameter) for b in cut for parameter in b.parameters)
     shards = sum(b.padded(s) // b.parts(s) for b in cut)
-    reduced = numbers(cut)
+    reduced = scale_elements(cut)
     return shards + (reduced + matrices) * NUMBER_BYTES + (reduced - matrices) * DTYPE_BYTES[p.compute]
 
 

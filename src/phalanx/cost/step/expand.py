@@ -24,7 +24,7 @@ from phalanx.cost.step.program import StepProgram
 from phalanx.cost.step.term import Term
 from phalanx.cost.step.terms import OUTER, OUTER_METRICS, metrics_bytes, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
-from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, gathered_narrow, of_chunks
+from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, chunk_buckets, gathers_in_8_bits
 from phalanx.schedule.gradients.compression import (
     CompressedMessage,
     bucket_collectives,
@@ -64,7 +64,7 @@ class _Expansion:
         order = [view.chunk_indices.index(chunk) for chunk in self.finished]
         self.sharding = sharding_of(self.strategy)
         early = self.sharding.reduces_each
-        sets = of_chunks(view.buckets, view.stage, order, early)
+        sets = chunk_buckets(view.buckets, view.stage, order, early)
         self.ready = [
             _buckets_by_unit([view.buckets[i] for i in indices], units)
             for indices, units in zip(sets, view.chunks, strict=True)
@@ -222,7 +222,7 @@ class _Expansion:
             if name not in self.gathered_units or not self.sharding.keeps_gathered:
                 self.gathered_units.add(name)
                 for bucket in sorted((b for b in self.view.buckets if b.unit == name), key=lambda b: b.experts):
-                    what = IN_8_BITS if gathered_narrow(bucket, self.job.precision) else PARAMETERS
+                    what = IN_8_BITS if gathers_in_8_bits(bucket, self.job.precision) else PARAMETERS
                     yield from self._sent("all_gather", what, bucket, m, phase)
 
     def _sent(self, op: str, what: str, bucket: Bucket, m: int | None, phase: Phase | None = None) -> list[Event]:

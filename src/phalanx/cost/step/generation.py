@@ -27,7 +27,7 @@ from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
 from phalanx.schedule.generation import Batch, Room, reads
 from phalanx.schedule.layers import collectives
-from phalanx.schedule.layers.routing import routed
+from phalanx.schedule.layers.routing import expert_traffic
 from phalanx.schedule.layout import Layout, RankView
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision, widest
@@ -96,7 +96,7 @@ def _pass(view: RankView, batch: Batch, unit: str, kind: str) -> Iterator[Event]
     dtype = job.precision.compute
     e, block = DTYPE_BYTES[dtype], block_of(view.model, unit) if kind == "blocks" else None
     x = block.first(Router) if block is not None else None
-    rows = routed(x, s, batch.tokens, view.representative) if x is not None else None
+    rows = expert_traffic(x, s, batch.tokens, view.representative) if x is not None else None
     flops = unit_work.forward(view.model, unit, RankPass(tokens, 0, e, s, rows)).flops
     flops += mixing_flops(block, s, batch) if block is not None else 0
     yield Event("compute", "forward", "F", unit, dtype=dtype, flops=flops, routed=x is not None)

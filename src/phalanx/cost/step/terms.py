@@ -19,8 +19,8 @@ from phalanx.schedule.gradients.buckets import (
     PARAMETERS,
     SCALES,
     Bucket,
-    gathered_narrow,
-    numbers,
+    gathers_in_8_bits,
+    scale_elements,
 )
 from phalanx.schedule.gradients.compression import (
     bucket_collectives,
@@ -87,7 +87,7 @@ def _bucket_terms(view: RankView, cut: Sequence[Bucket], sizes: Sequence[int]) -
     if sharding.updates_gather:
         terms.append(term("all_gather", "opt", PARAMETERS, axis, p.compute))
     elif sharding.parameters:
-        narrow = [gathered_narrow(b, p) for b in cut]
+        narrow = [gathers_in_8_bits(b, p) for b in cut]
         for eight in (False, True):
             pairs = zip(cut, sizes, strict=True)
             if those := [pair for pair, is_narrow in zip(pairs, narrow, strict=True) if is_narrow == eight]:
@@ -145,7 +145,7 @@ def _scales(cut: Sequence[Bucket], s: Strategy, p: Precision) -> Term:
     event = Event("collective", "all_reduce", "opt", cut[0].kind(SCALES), cut[0].axis(s), dtype="float32")
     part = sum(b.padded(s) // b.parts(s) for b in cut)
     rounding = Work(traffic_bytes=part * (2 * DTYPE_BYTES[p.master_dtype] + 2 * DTYPE_BYTES[p.compute] + 1))
-    return Term(event, count=1, bytes=numbers(cut) * NUMBER_BYTES, work=rounding)
+    return Term(event, count=1, bytes=scale_elements(cut) * NUMBER_BYTES, work=rounding)
 
 
 def terms(view: RankView) -> tuple[Term, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from phalanx.runtime.autograd import deferred_weight_grads, grouped_product, narrow_product, recompute
-from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Owners
+from phalanx.runtime.autograd.deferred_weight_grads import GroupedProduct, Owners
 from phalanx.spec.number_formats import NumberFormat
 
 
@@ -33,11 +33,11 @@ def product(
     if offsets is not None and not grouped_product.fits(x):
         offsets = None
     if offsets is not None and out is None:
-        return grouped_product.all_at_once(x, weights, offsets)
+        return grouped_product.multiply_all(x, weights, offsets)
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
     for e, here, into in _each(counts, x, y):
         if offsets is not None:  # no second matrix of all rows
-            one = grouped_product.of_rows(here, weights[e], e, offsets)
+            one = grouped_product.multiply_expert(here, weights[e], e, offsets)
             into.add_(one) if add else into.copy_(one)
             continue
         by: narrow_product.Operand = weights[e].t()
@@ -57,10 +57,11 @@ def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Te
         begins += rows
 
 
-def _where(counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor) -> grouped_product.RowEnds | None:
-    """Return the experts' row offsets on the device if one kernel can multiply all of them, else None. Sent once per
-    pass."""
-    return None if operands is not None else grouped_product.rows(counts, *weights)
+def _row_ends(
+    counts: Sequence[int], operands: NumberFormat | None, *weights: Tensor
+) -> grouped_product.RowEnds | None:
+    """Return the experts' row offsets on the device, sent once per pass; None if no kernel multiplies all experts."""
+    return None if operands is not None else grouped_product.row_ends(counts, *weights)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -78,7 +79,7 @@ class _SwiGLU(torch.autograd.Function):
     ) -> Tensor:
         ctx.owners, ctx.counts, ctx.operands, ctx.narrow = owners, counts, operands, narrow
         multiply = partial(
-            product, counts=counts, operands=operands, offsets=_where(counts, operands, gate, up, down)
+            product, counts=counts, operands=operands, offsets=_row_ends(counts, operands, gate, up, down)
         )
         g, u = (multiply(x, w.mT, narrow=n) for w, n in zip((gate, up), narrow[:2], strict=True))
         ctx.save_for_backward(x, g, u, gate, up, down)
@@ -89,7 +90,7 @@ class _SwiGLU(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, g, u, gate, up, down = ctx.saved_tensors
         counts, d_y = ctx.counts, d_y.contiguous()
-        where = _where(counts, ctx.operands, gate, up, down)
+        where = _row_ends(counts, ctx.operands, gate, up, down)
         multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, offsets=where)
         gradient = _WeightGradient(ctx.owners, counts, ctx.operands, where)
         of_gate, of_up, of_down = ctx.narrow
@@ -108,7 +109,7 @@ class _SwiGLU(torch.autograd.Function):
 
 
 class _WeightGradient:
-    """Computes gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
+    """Returns gradients of weights in the backward pass, or hands their factors to the engine or a deferred pass."""
 
     def __init__(
         self,
@@ -118,14 +119,14 @@ class _WeightGradient:
         where: grouped_product.RowEnds | None,
     ) -> None:
         self._owners, self._counts, self._operands, self._where = owners, counts, operands, where
-        self._deferred = deferred_weight_grads.now(owners)
+        self._deferred = deferred_weight_grads.deferral(owners)
 
     def __call__(self, which: int, g: Tensor, x: Tensor) -> Tensor | None:
-        gradient = Grouped(g, x.detach(), self._counts, self._operands, self._where)
+        gradient = GroupedProduct(g, x.detach(), self._counts, self._operands, self._where)
         if self._deferred is not None:
             self._deferred.deliver_later(self._owners[which], gradient)
             return None
-        return deferred_weight_grads.taken(self._owners[which:], gradient)
+        return deferred_weight_grads.leave_to_owner(self._owners[which:], gradient)
 
 
 def swiglu(
@@ -140,7 +141,7 @@ def swiglu(
     counts[e]; gate, up: (experts, ffn, hidden); down: (experts, hidden, ffn). Keeps x and two products of it."""
     # Views make gradients come in order, as in runtime/model_parallel/tensor.columns.
     views = [p.view_as(p) for p in (gate, up, down)]
-    narrow = [narrow_product.gathered(p) for p in (gate, up, down)]
+    narrow = [narrow_product.narrow_weight(p) for p in (gate, up, down)]
     return _SwiGLU.apply(deferred_weight_grads.owners(gate, up, down), tuple(counts), operands, narrow, x, *views)  # type: ignore[no-any-return]
 
 
@@ -157,7 +158,7 @@ class _ReLU2(torch.autograd.Function):
         down: Tensor,
     ) -> Tensor:
         ctx.owners, ctx.counts, ctx.operands, ctx.narrow = owners, counts, operands, narrow
-        multiply = partial(product, counts=counts, operands=operands, offsets=_where(counts, operands, up, down))
+        multiply = partial(product, counts=counts, operands=operands, offsets=_row_ends(counts, operands, up, down))
         u = multiply(x, up.mT, narrow=narrow[0])
         ctx.save_for_backward(x, u, up, down)
         return multiply(u.relu().square_(), down.mT, narrow=narrow[1])
@@ -167,7 +168,7 @@ class _ReLU2(torch.autograd.Function):
     def backward(ctx: Any, d_y: Tensor) -> Any:
         x, u, up, down = ctx.saved_tensors
         counts, d_y = ctx.counts, d_y.contiguous()
-        where = _where(counts, ctx.operands, up, down)
+        where = _row_ends(counts, ctx.operands, up, down)
         multiply = partial(product, counts=counts, operands=ctx.operands, gradient=True, offsets=where)
         gradient = _WeightGradient(ctx.owners, counts, ctx.operands, where)
         of_up, of_down = ctx.narrow
@@ -185,7 +186,7 @@ def relu2(
 ) -> Tensor:
     """relu(x upᵀ)² downᵀ of each expert, as `swiglu` without a gate. Keeps x and its product."""
     views = [p.view_as(p) for p in (up, down)]
-    narrow = [narrow_product.gathered(p) for p in (up, down)]
+    narrow = [narrow_product.narrow_weight(p) for p in (up, down)]
     return _ReLU2.apply(deferred_weight_grads.owners(up, down), tuple(counts), operands, narrow, x, *views)  # type: ignore[no-any-return]
 
 

@@ -36,8 +36,8 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, spec.hidden, bias=spec.mlp_bias)
 
     def forward(self, x: Tensor, needed: bool = True) -> Tensor | ProductTerm:
-        """Return what the MLP adds to the stream: with tp this rank's term, with sequence parallelism the factors of
-        it. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
+        """Return the MLP's output, to be added to the stream: with tp this rank's term of it, with sequence
+        parallelism that term's factors. `needed`: whether the value is used (runtime/autograd/recompute.py)."""
         x = self._activated(x, self.tp)
         if self.tp is None:
             return recompute.linear(self.down, x, needed)

@@ -32,7 +32,7 @@ from phalanx.runtime.model_parallel import expert, sequence, tensor
 from phalanx.runtime.model_parallel.expert import ExpertParallel, Route
 from phalanx.runtime.model_parallel.tensor import TensorParallel
 from phalanx.runtime.model_parallel.token_sharding import SequenceTokens, Shape
-from phalanx.schedule.layers.routing import balanced, most
+from phalanx.schedule.layers.routing import balanced_choices, expert_capacity
 from phalanx.spec.model.spec import ModelSpec
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class SharedExpert(MLP):
             self.scale = nn.Linear(spec.hidden, 1, bias=False)
 
     def scaled(self, y: Tensor, x: Tensor) -> Tensor:
-        """Return its result y for tokens x, or a rank's term of it, times their scale."""
+        """Return y, the MLP's result for tokens x or a rank's term of it, times the scale of each token."""
         return sigmoid_gate(y, recompute.linear(self.scale, x)) if hasattr(self, "scale") else y
 
     def term(self, x: Tensor, needed: bool = True) -> Tensor:
@@ -88,8 +88,9 @@ class MoE(nn.Module):
         self.register_buffer("balance", balance)
 
     def forward(self, x: Tensor, needed: bool = True) -> Tensor:
-        """Return what experts add to the stream, in the shape of x: (batch, seq, hidden), or with sequence
-        parallelism own rows (own, hidden). `needed`: whether the value is used (runtime/autograd/recompute.py)."""
+        """Return the experts' output, to be added to the stream, in the shape of x: (batch, seq, hidden), or with
+        sequence parallelism this rank's rows, (own, hidden). `needed`: whether the value is used
+        (runtime/autograd/recompute.py)."""
         tp = self.tp
         if tp is not None and tp.rows is not None:
             return self._own_rows(tp, x, needed)
@@ -99,7 +100,7 @@ class MoE(nn.Module):
             routed = routed.view(x.shape)
             return routed if shared is None else recompute.add(routed, shared, needed)
         # All tp ranks have all tokens: each routes a part of them, and has a part of the shared experts' width.
-        x = tensor.copied(tp, self.unit, x)
+        x = tensor.copy_to_ranks(tp, self.unit, x)
         own = self.tokens.part(x.view(-1, hidden), tp)
         routed, term = self._routed(own, (batch, seq), self._shared(x, needed), needed)
         placed = self.tokens.placed(routed, (batch, seq), tp, needed)
@@ -107,7 +108,7 @@ class MoE(nn.Module):
         term = placed if term is None else recompute.add(placed, term, needed)
         del placed
         layers = (self.shared.down,) if hasattr(self, "shared") else ()
-        return tensor.summed(tp, self.unit, (term,), layers, needed)
+        return tensor.sum_terms(tp, self.unit, (term,), layers, needed)
 
     def _own_rows(self, tp: TensorParallel, x: Tensor, needed: bool) -> Tensor:
         assert tp.rows is not None
@@ -116,7 +117,7 @@ class MoE(nn.Module):
         if factors is None:
             return routed
         wanted = needed or hasattr(self.shared, "scale")
-        shared_rows = self.shared.scaled(sequence.summed(tp.rows, self.unit, (factors,), wanted), x)
+        shared_rows = self.shared.scaled(sequence.sum_terms(tp.rows, self.unit, (factors,), wanted), x)
         return recompute.add(routed, shared_rows, needed)
 
     def _shared(self, x: Tensor, needed: bool = True) -> Callable[[], Tensor] | None:
@@ -129,12 +130,12 @@ class MoE(nn.Module):
         which runs while rows travel). `shape`: (batch, seq) of the part that the ranks of tp divide."""
         weights, route = self._chosen(recompute.linear(self.router, x), shape)
         sent = recompute.linear(self.narrow, x) if self.x.latent else x
-        rows = expert.leave(self.ep, self.unit, route, sent)
+        rows = expert.send_rows(self.ep, self.unit, route, sent)
         del sent
         shared_output = None if shared is None else shared()
-        rows = expert.come(self.ep, self.unit, route, rows)
+        rows = expert.receive_rows(self.ep, self.unit, route, rows)
         rows = self.experts(rows, route.rows_per_expert)
-        rows = expert.give_back(self.ep, self.unit, route, rows)
+        rows = expert.return_results(self.ep, self.unit, route, rows)
         if not self.x.latent:
             return expert.combine(route, rows, weights, needed), shared_output
         combined = expert.combine(route, rows, weights, True)
@@ -159,20 +160,20 @@ class MoE(nn.Module):
         weights = routing.weights(logits, p, chosen, x, losses)
 
         def otherwise(rank: int | None) -> list[int]:
-            return balanced(tokens if rank is None else self.tokens.of(shape, rank), x)
+            return balanced_choices(tokens if rank is None else self.tokens.of(shape, rank), x)
 
         return weights, expert.route(self.ep, self.unit, slots, width, tokens, counts, otherwise, x)
 
     def _by_tokens(self, p: Tensor, shape: Shape, losses: Losses) -> tuple[Tensor, Tensor]:
-        """Let tokens choose. Returns (experts of this rank's tokens, (tokens, top_k); the same flat, with `count` for
-        dropped choices)."""
+        """Let tokens choose experts. Returns (the experts of this rank's tokens, (tokens, top_k); the same, flat,
+        with `count` in place of dropped choices)."""
         x, seq = self.x, self.tokens.seq(shape)
         if self.noted is not None:
             self.noted.append((p, None if self.balance is None else self.balance.clone()))
         choices = routing.choose(p, x, self.balance)
         if self._even:
-            choices = routing.evenly(len(p), x, p.device)
-        limit = most(x, seq)
+            choices = routing.even_token_choices(len(p), x, p.device)
+        limit = expert_capacity(x, seq)
         if limit is None and not x.balance_loss:
             return choices, choices.flatten()
         everyone = self.tokens.gather(choices.int(), shape, self.unit).long()  # (batch, seq, top_k)
@@ -183,18 +184,18 @@ class MoE(nn.Module):
         if limit is None:
             return choices, choices.flatten()
         if self._even:
-            kept = routing.fits(choices[None], x.count, most(x, len(p)) or 0)[0]
+            kept = routing.within_capacity(choices[None], x.count, expert_capacity(x, len(p)) or 0)[0]
         else:
-            kept = self.tokens.own(routing.fits(everyone, x.count, limit), shape)
+            kept = self.tokens.own(routing.within_capacity(everyone, x.count, limit), shape)
         return choices, choices.masked_fill(kept.logical_not_(), x.count).flatten()
 
     def _by_experts(self, p: Tensor, shape: Shape) -> Tensor:
-        """Let experts choose. Returns, for every pair of a token of this rank and an expert, flat, the expert if it
-        takes the token, else `count`."""
-        x, limit = self.x, most(self.x, self.tokens.seq(shape)) or 0
-        taken = self.tokens.own(routing.take(self.tokens.gather(p, shape, self.unit), limit), shape)
+        """Let experts choose tokens. Returns (tokens x count,): for each of this rank's tokens and each expert the
+        expert if it takes the token, else `count`."""
+        x, limit = self.x, expert_capacity(self.x, self.tokens.seq(shape)) or 0
+        taken = self.tokens.own(routing.take_tokens(self.tokens.gather(p, shape, self.unit), limit), shape)
         if self._even:
-            taken = routing.in_turn(len(p), x, p.device)
+            taken = routing.even_expert_choices(len(p), x, p.device)
         experts = torch.arange(x.count, device=p.device).expand(p.shape)
         return experts.masked_fill(taken.logical_not_(), x.count).flatten()
 

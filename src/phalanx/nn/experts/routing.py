@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from phalanx.nn.functional import accumulate_dtype
-from phalanx.schedule.layers.routing import most
+from phalanx.schedule.layers.routing import expert_capacity
 from phalanx.spec.model.mechanisms import Experts
 
 
@@ -47,8 +47,9 @@ def choose(p: Tensor, x: Experts, balance: Tensor | None) -> Tensor:
     return by.topk(x.top_k, -1).indices
 
 
-def fits(experts: Tensor, count: int, most: int) -> Tensor:
-    """Mark the choices that are among the first `most` of their expert and sequence: (batch, seq, top_k) to bool."""
+def within_capacity(experts: Tensor, count: int, most: int) -> Tensor:
+    """Return which choices, of experts (batch, seq, top_k), are among the first `most` of their expert and sequence:
+    bool, of the same shape."""
     batch, *_ = experts.shape
     of = torch.arange(batch, device=experts.device).view(-1, 1, 1) * count
     key = (experts + of).flatten()
@@ -60,8 +61,9 @@ def fits(experts: Tensor, count: int, most: int) -> Tensor:
     return place.view(experts.shape) < most
 
 
-def take(p: Tensor, most: int) -> Tensor:
-    """Mark the tokens that each expert takes, the `most` best of each sequence: scores (batch, seq, count) to bool.
+def take_tokens(p: Tensor, most: int) -> Tensor:
+    """Return which tokens each expert takes, the `most` best of each sequence by scores p (batch, seq, count): bool,
+    of the same shape.
 
     Tokens with the same history in their documents, such as the same first token of two, have the same score, and
     every layout rounds it differently. So scores that differ from the last one taken by less than eps^(3/4) are equal
@@ -139,15 +141,15 @@ def losses(logits: Tensor, p: Tensor, terms: Losses) -> Tensor:
     return sums
 
 
-def evenly(tokens: int, x: Experts, device: torch.device) -> Tensor:
+def even_token_choices(tokens: int, x: Experts, device: torch.device) -> Tensor:
     """Return balanced choices, (tokens, top_k): token t gets t top_k, t top_k + 1, ... modulo the number of
     experts."""
     return torch.arange(tokens * x.top_k, device=device).remainder_(x.count).view(tokens, x.top_k)
 
 
-def in_turn(tokens: int, x: Experts, device: torch.device) -> Tensor:
-    """Return balanced choices by experts, (tokens, count) bool: each takes equally many tokens, starting where the
-    previous expert stopped."""
-    each = most(x, tokens) or 0
+def even_expert_choices(tokens: int, x: Experts, device: torch.device) -> Tensor:
+    """Return balanced choices by experts, (tokens, count) bool: each expert takes equally many tokens, starting where
+    the previous one stopped."""
+    each = expert_capacity(x, tokens) or 0
     taken = torch.arange(x.count * each, device=device).remainder_(tokens).view(x.count, each)
     return torch.zeros(x.count, tokens, dtype=torch.bool, device=device).scatter_(1, taken, True).t().contiguous()

@@ -22,7 +22,7 @@ LONGEST_HEADER = 100_000_000  # the library's own limit
 
 
 @dataclass(frozen=True)
-class Stored:
+class FileTensor:
     """A tensor in a file: `begin` and `end` in bytes from the file's start; `code`: its type as the file spells
     it."""
 
@@ -62,7 +62,7 @@ class Stored:
         return torch.frombuffer(memory, dtype=self.dtype).view(rows, stop - start)
 
 
-def _fill(descriptor: int, memory: bytearray | memoryview, offset: int, stored: Stored) -> None:
+def _fill(descriptor: int, memory: bytearray | memoryview, offset: int, stored: FileTensor) -> None:
     view, done = memoryview(memory), 0
     while done < len(view):
         got = os.preadv(descriptor, [view[done:]], offset + done)
@@ -71,11 +71,9 @@ def _fill(descriptor: int, memory: bytearray | memoryview, offset: int, stored: 
         done += got
 
 
-def contents(path: Path) -> dict[str, Stored]:
+def contents(path: Path) -> dict[str, FileTensor]:
     """List the tensors of a safetensors file by name; reads only the header, and checks it against the file's size.
-
-    Raises InputError if it is not a safetensors file, is cut short, or has an inconsistent header.
-    """
+    Raises InputError if it is not a safetensors file, is cut short, or has an inconsistent header."""
     # Read the header, of bounded size.
     try:
         if not path.is_file():  # opening a pipe would block
@@ -115,9 +113,9 @@ def contents(path: Path) -> dict[str, Stored]:
     return tensors
 
 
-def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> Stored:
+def _stored(name: str, path: Path, about: dict[str, Any], data: int) -> FileTensor:
     shape, (begin, end) = tuple(int(n) for n in about["shape"]), about["data_offsets"]
-    stored = Stored(name, path, str(about["dtype"]), shape, data + int(begin), data + int(end))
+    stored = FileTensor(name, path, str(about["dtype"]), shape, data + int(begin), data + int(end))
     size = stored.end - stored.begin
     needed = math.prod(shape) * DTYPES[stored.code].itemsize if stored.code in DTYPES else size
     if min((*shape, size)) < 0 or size != needed:

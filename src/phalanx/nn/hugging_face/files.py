@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from phalanx.nn.hugging_face import container
-from phalanx.nn.hugging_face.container import FIELD, Stored
-from phalanx.nn.hugging_face.names import Source, is_buffer, plain, sources
+from phalanx.nn.hugging_face.container import FIELD, FileTensor
+from phalanx.nn.hugging_face.names import Source, is_buffer, plain_name, sources
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.checkpoint import tensor_file
 from phalanx.runtime.checkpoint.tensor_file import Outgoing
@@ -32,7 +32,7 @@ class HuggingFaceWeights:
     """Weights in Hugging Face files; implements Weights. `places`: the parts of each of our parameters and buffers,
     by name."""
 
-    places: Mapping[str, tuple[tuple[Source, Stored], ...]]
+    places: Mapping[str, tuple[tuple[Source, FileTensor], ...]]
 
     def has(self, fqn: str) -> bool:
         return fqn in self.places
@@ -47,14 +47,16 @@ class HuggingFaceWeights:
             return torch.empty(0, dtype=self.dtype(fqn))
         parts = self.places[fqn]
         each = math.prod(parts[0][0].ours)
-        slices = [
-            _slice(*parts[k], max(start - k * each, 0), min(stop - k * each, each))
-            for k in range(start // each, -(-stop // each))
-        ]
-        return slices[0] if len(slices) == 1 else torch.cat(slices)
+        numbers = range(start // each, -(-stop // each))
+        return _cat([_slice(*parts[k], max(start - k * each, 0), min(stop - k * each, each)) for k in numbers])
 
 
-def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
+def _cat(tensors: Sequence[Tensor]) -> Tensor:
+    """Concatenate flat tensors, without a copy of a single one."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+def _slice(source: Source, stored: FileTensor, start: int, stop: int) -> Tensor:
     """Read elements start..stop of one part of a parameter."""
     if source.transposed:
         into = source.shape[0]  # a row of ours
@@ -68,25 +70,22 @@ def _slice(source: Source, stored: Stored, start: int, stop: int) -> Tensor:
         low, high = max(start, k * run), min(stop, (k + 1) * run)
         at = first + k * stride - k * run
         parts.append(stored.read(at + low, at + high))
-    values = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return source.ours_of(values)
+    return source.ours_of(_cat(parts))
 
 
 def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
-    """Open the weights of a folder, or of one safetensors or index file, as parameters of `spec`.
-
-    Raises InputError, naming file and tensor, if a file is missing or damaged, a tensor is missing or has another
-    shape or type, or the files hold a weight that this model does not have.
-    """
+    """Open the weights of a folder, or of one safetensors or index file, as parameters of `spec`. Raises InputError,
+    naming file and tensor, if a file is missing or damaged, a tensor is missing or has another shape or type, or the
+    files hold a weight that this model does not have."""
     wanted = sources(spec)
-    by_name = {plain(spec.family, stored.name): stored for stored in _stored(path)}
+    by_name = {plain_name(spec.family, stored.name): stored for stored in _stored(path)}
     places = {fqn: tuple((s, _fitting(by_name, path, s, fqn, spec)) for s in parts) for fqn, parts in wanted.items()}
     for fqn, parts in places.items():
         other = next((stored for _, stored in parts if stored.code != parts[0][1].code), None)
         if other is not None:
             reason = f"{other.name} is stored as {other.code}, {parts[0][1].name} as {parts[0][1].code}"
             raise InputError(FIELD, str(other.file), reason, f"{fqn} is all of one type: convert them")
-    used = {plain(spec.family, s.tensor) for parts in wanted.values() for s in parts}
+    used = {plain_name(spec.family, s.tensor) for parts in wanted.values() for s in parts}
     left = sorted(name for name in by_name.keys() - used if not is_buffer(spec, name))
     if left:
         stored = by_name[left[0]]
@@ -96,7 +95,7 @@ def read(path: Path, spec: ModelSpec) -> HuggingFaceWeights:
     return HuggingFaceWeights(places)
 
 
-def _stored(path: Path) -> Iterator[Stored]:
+def _stored(path: Path) -> Iterator[FileTensor]:
     """Yield all tensors of the files that `path` names."""
     # Resolve a folder to its file or index; refuse pickles.
     if path.is_dir():
@@ -145,10 +144,10 @@ def _index(path: Path) -> dict[str, str]:
     return placed
 
 
-def _fitting(by_name: Mapping[str, Stored], path: Path, source: Source, fqn: str, spec: ModelSpec) -> Stored:
+def _fitting(by_name: Mapping[str, FileTensor], path: Path, source: Source, fqn: str, spec: ModelSpec) -> FileTensor:
     """Return the stored tensor named by a source. Raises InputError if it is missing, or has another shape or
     type."""
-    stored = by_name.get(plain(spec.family, source.tensor))
+    stored = by_name.get(plain_name(spec.family, source.tensor))
     if stored is None:
         remedy = "set model.tied = true if the head is the embedding" if fqn == "head.linear.weight" else ""
         raise InputError(FIELD, str(path), f"lacks {source.tensor} {list(source.shape)}", remedy)
@@ -206,7 +205,7 @@ def write(
 
 
 def _outgoing(spec: ModelSpec, weights: Weights, dtype: torch.dtype | None) -> Iterator[Outgoing]:
-    """Yield the Hugging Face tensors in forward order, each composed of our parameters."""
+    """Yield the Hugging Face tensors to write, in forward order, each made of our parameters."""
     fixed = {b.fqn for b in buffers(spec)}  # sums of small steps: they keep their type
     ours: dict[str, list[tuple[str, int, Source]]] = {}  # by their name: (our name, part of it, source)
     for fqn, parts in sources(spec).items():

@@ -36,8 +36,9 @@ _FILE = Path(__file__).with_name("namings.toml")
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Modules of ours whose tensors are one in a file, in order: once, or in every one of its groups."""
+class JoinedModules:
+    """Modules of ours, in order, whose tensors are joined to one in a file: as a whole, or within each of its
+    groups."""
 
     tensor: str
     parts: tuple[str, ...]
@@ -53,7 +54,7 @@ class Naming:
     block: str
     outside: dict[str, str]
     inside: dict[str, str]
-    joined: tuple[Joined, ...] = ()
+    joined: tuple[JoinedModules, ...] = ()
     transposed: bool = False  # matrices of blocks are (in, out)
     buffers: str = r"(?!)"  # non-parameters in older files
     balance: str = ""  # the experts' balance biases
@@ -69,7 +70,7 @@ def _modules() -> Table:
 
 
 def _naming(name: str, table: Table) -> Naming:
-    """Return a row with the modules that it lists; `recurrent` states what differs there."""
+    """Return the Naming of a row. `recurrent` in the table has the fields that differ in blocks with a recurrence."""
     stated = {field: value for field, value in table.items() if field != "recurrent"}
     modules = {
         field: {ours: theirs for part in table[field] for ours, theirs in _modules()[part].items()}
@@ -96,9 +97,9 @@ class Source:
     stride: int
     transposed: bool = False
     less: float = 0.0
-    """What the stored numbers lack: ours are larger by it, before `factor`."""
+    """Added to the stored numbers, before `factor`, to get ours."""
     factor: float = 1.0
-    """Ours are larger by this factor."""
+    """Stored numbers are multiplied by it to get ours."""
     grouped: bool = False
     """Whether the first dimension counts groups, and rows are of the first two together."""
 
@@ -118,13 +119,13 @@ class Source:
         return (rows // self.stride * self.run, *others)
 
     def ours_of(self, stored: Tensor) -> Tensor:
-        """Return our numbers of stored ones."""
+        """Return our numbers, given stored ones."""
         if not self.less and self.factor == 1:
             return stored
         return (stored.to(accumulate_dtype(stored.dtype)) + self.less) * self.factor
 
     def theirs_of(self, ours: Tensor) -> Tensor:
-        """Undo `ours_of`."""
+        """Return stored numbers, given ours."""
         if not self.less and self.factor == 1:
             return ours
         return ours.to(accumulate_dtype(ours.dtype)) / self.factor - self.less
@@ -142,8 +143,8 @@ def source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
 
 
 def _factor(spec: ModelSpec, p: Parameter) -> float:
-    """Return what a parameter takes up of the model's multipliers: the head's norm has the logits' and queries, or
-    their norm, have attention's."""
+    """Return the factor by which a parameter includes the model's multipliers: the head's norm that of the logits,
+    queries or their norm that of attention, last products or norms after them that of the residual."""
     m, module = spec.multipliers, p.fqn.rpartition(".")[0]
     if m is None or p.role == "balance":
         return 1.0
@@ -192,9 +193,16 @@ def _source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
 
 
 def _part(
-    spec: ModelSpec, joined: Joined, block: int, rest: str, kind: str, p: Parameter, prefix: str, transposed: bool
+    spec: ModelSpec,
+    joined: JoinedModules,
+    block: int,
+    rest: str,
+    kind: str,
+    p: Parameter,
+    prefix: str,
+    transposed: bool,
 ) -> Source:
-    """Return the place of a parameter in a tensor that has several."""
+    """Return the place of a parameter in a tensor that joins several."""
     every = _by_name(spec)
     all_parts = [every[f"blocks.{block}.{part}.{kind}"] for part in joined.parts]
     groups = 1
@@ -232,7 +240,7 @@ def sources(spec: ModelSpec) -> dict[str, tuple[Source, ...]]:
     return {p.fqn: source(spec, p) for p in (*parameters(spec), *learned)}
 
 
-def plain(family: str, tensor: str) -> str:
+def plain_name(family: str, tensor: str) -> str:
     """Normalize a tensor's name; files of one family differ in the base model's prefix, and in transformers 5 in the
     head's name."""
     naming = NAMINGS[family]

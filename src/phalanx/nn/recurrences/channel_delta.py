@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor, bmm
 
 from phalanx.nn import documents
-from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes
+from phalanx.nn.recurrences.chunked import ChunkDecays, ChunkedScan, Convolved, RecurrenceSizes
 from phalanx.nn.recurrences.convolution import Filter
-from phalanx.nn.recurrences.delta_rule import lengths, solved, through_length
+from phalanx.nn.recurrences.delta_rule import inverse_lengths, length_gradient, solve_system
 from phalanx.schedule.layers.halves import Halves, halves
 
 
@@ -50,8 +50,8 @@ class ChannelDelta(RecurrenceSizes):
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """What a chunk's tokens become; tensors are (G, n, ...)."""
+class _Chunk(ChunkDecays):
+    """A chunk's tokens as the recurrence reads them. Tensors are (G, n, ...), `over` (G, width, 1)."""
 
     convolved: list[Convolved]
     q: Tensor
@@ -66,12 +66,6 @@ class _Chunk:
     """softplus(decay + dt_bias)."""
     log: Tensor
     """The logarithm of the decay from the chunk's start."""
-    left: Tensor
-    """The decay from each token to the chunk's end."""
-    since: Tensor
-    """The decay from the chunk's start to each token."""
-    over: Tensor
-    """The decay over the chunk, (G, width, 1)."""
 
 
 class _ChannelDeltaScan(ChunkedScan):
@@ -98,28 +92,31 @@ class _ChannelDeltaScan(ChunkedScan):
         """Return tokens low..high as the recurrence reads them."""
         convolved = self.convolved(low, high)
         q, k, v = (self.headed(F.silu(pre)) for _, pre in convolved)
-        of_q, of_k = lengths(q), lengths(k)
+        of_q, of_k = inverse_lengths(q), inverse_lengths(k)
         q, k = q * (of_q * self.n**-0.5), k * of_k
         steps = self.headed(F.softplus(self.token_first(self.decay[:, low:high]).add_(self.bias)))
         log, begins = (steps * self.a).cumsum(1), self.begins_of(low, high)
-        left, since = documents.to_end((log[:, -1:] - log).exp_(), begins), documents.from_start(log.exp(), begins)
-        over = documents.across(log[:, -1].exp(), begins).unsqueeze(-1)
+        left, since = (
+            documents.mask_to_end((log[:, -1:] - log).exp_(), begins),
+            documents.mask_from_start(log.exp(), begins),
+        )
+        over = documents.mask_across(log[:, -1].exp(), begins).unsqueeze(-1)
         beta = self.beta[:, low:high].unsqueeze(-1)
-        return _Chunk(convolved, q, k, (of_q, of_k), v, beta, steps, log, left, since, over)
+        return _Chunk(left, since, over, convolved, q, k, (of_q, of_k), v, beta, steps, log)
 
     def headed(self, x: Tensor) -> Tensor:
         """Turn (n, batch, channels) into (G, n, width)."""
         return x.view(len(x), self.G, self.n).transpose(0, 1).contiguous()
 
     def pairs(self, t: _Chunk, low: int, high: int, *of: Tensor) -> list[Tensor]:
-        """Return P(a, k) of each a: (G, n, n), zero above the diagonal."""
+        """Return P(a, k) for each a in `of`: (G, n, n), zero above the diagonal."""
         n, begins = high - low, self.begins_of(low, high)
         results = [t.k.new_zeros(self.G, n, n) for _ in of]
         for a, result in zip(of, results, strict=True):
             result.diagonal(dim1=1, dim2=2).copy_((a * t.k).sum(-1))
         for at in halves(n):
             _add_pairs(at, t, of, results)
-        return [documents.between(result, begins) for result in results]
+        return [documents.mask_between(result, begins) for result in results]
 
     def pairs_back(self, t: _Chunk, d_q: Tensor, d_k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, of k as P's first and of k as its second argument, from the gradients of P(q, k)
@@ -136,8 +133,9 @@ class _ChannelDeltaScan(ChunkedScan):
         return (state * t.over).add_(bmm((t.k * t.left).mT, new))
 
     def new(self, t: _Chunk, scores: Tensor, state: Tensor) -> Tensor:
-        """Return what the chunk's tokens write, (G, n, p). `scores`: P(k, k), overwritten."""
-        return solved(scores.mul_(t.beta), (t.v - bmm(t.k * t.since, state)).mul_(t.beta))
+        """Return the values that the chunk's tokens write into the state, (G, n, p). `scores`: P(k, k),
+        overwritten."""
+        return solve_system(scores.mul_(t.beta), (t.v - bmm(t.k * t.since, state)).mul_(t.beta))
 
     def step(self, low: int, high: int, state: Tensor, y: Tensor) -> Tensor:
         t = self.chunk(low, high)
@@ -159,10 +157,10 @@ class _ChannelDeltaScan(ChunkedScan):
         # y = P(q, k) new + (exp(l) q) S;  S' = over S + (left k)ᵀ new
         of_q, of_k = self.pairs(t, low, high, t.q, t.k)
         d_new = bmm(of_q.mT, g).add_(bmm(t.k * t.left, d_state))
-        d_of_q = documents.between(bmm(g, new.mT).tril_(), begins)
+        d_of_q = documents.mask_between(bmm(g, new.mT).tril_(), begins)
         # new = (I + A)⁻¹ R;  R = beta (v - (exp(l) k) S)
-        d_right = solved(of_k * t.beta, d_new, turned=True)
-        d_of_k = documents.between(bmm(d_right, new.mT).tril_(-1).neg_(), begins)
+        d_right = solve_system(of_k * t.beta, d_new, turned=True)
+        d_of_k = documents.mask_between(bmm(d_right, new.mT).tril_(-1).neg_(), begins)
         by_beta = (d_of_k * of_k).sum(-1)
         by_beta += (d_right * (t.v - bmm(t.k * t.since, state))).sum(-1)
         d_of_k.mul_(t.beta)
@@ -187,8 +185,8 @@ class _ChannelDeltaScan(ChunkedScan):
         self.d_bias += d_decay.sum((0, 1))
         self.d_decay[:, low:high] = d_decay.transpose(0, 1)
         # Norms, SiLU and convolution.
-        d_q = through_length(d_q.mul_(self.n**-0.5), t.q * self.n**0.5, t.lengths[0])
-        d_k = through_length(d_k.add_(d_columns), t.k, t.lengths[1])
+        d_q = length_gradient(d_q.mul_(self.n**-0.5), t.q * self.n**0.5, t.lengths[0])
+        d_k = length_gradient(d_k.add_(d_columns), t.k, t.lengths[1])
         self.convolved_back(low, high, t.convolved, [d.transpose(0, 1) for d in (d_q, d_k, d_v)])
         return before
 
@@ -230,7 +228,7 @@ def _decays(at: Halves, log: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _add_pairs(at: Halves, t: _Chunk, of: Sequence[Tensor], results: Sequence[Tensor]) -> None:
-    """Write the blocks' part of P(a, k), of each a, into its result."""
+    """Write the pairs of the blocks `at` of P(a, k), for each a in `of`, into its result (G, n, n)."""
     later, earlier = _decays(at, t.log)
     earlier.mul_(_earlier(at, t.k))
     for a, result in zip(of, results, strict=True):

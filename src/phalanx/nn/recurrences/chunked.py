@@ -18,6 +18,7 @@ Inside a chunk, tensors are token first. Of n tokens, with G = batch x groups an
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,7 +33,19 @@ from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 
 Convolved = tuple[Tensor, Tensor]
-"""What a chunk's convolution sees, and its results before SiLU, (tokens, batch, channels)."""
+"""(The tokens that a chunk's convolution reads, its results before SiLU), both (tokens, batch, channels)."""
+
+
+@dataclass(frozen=True)
+class ChunkDecays:
+    """The decays of a chunk: base of each recurrence's record of a chunk, which gives their shapes."""
+
+    left: Tensor
+    """From each token to the chunk's end."""
+    since: Tensor
+    """From the chunk's start to each token."""
+    over: Tensor
+    """Over the entire chunk."""
 
 
 class ChunkedScan(ABC):
@@ -43,7 +56,7 @@ class ChunkedScan(ABC):
     convolution sees. `begins` (batch, seq): the place of each token in its document; None: all are of one."""
 
     writes: bool
-    """Whether a chunk's backward pass needs what it wrote into the state."""
+    """Whether a chunk's backward pass needs the values that its tokens wrote into the state."""
 
     def __init__(
         self,
@@ -71,7 +84,8 @@ class ChunkedScan(ABC):
 
     @abstractmethod
     def written(self, low: int, high: int, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (what tokens low..high write, or where that is not needed anything; the state after them)."""
+        """Return (the values that tokens low..high write into the state, any tensor unless `writes`; the state after
+        them)."""
 
     @abstractmethod
     def back(self, low: int, high: int, state: Tensor, written: Tensor, g: Tensor, d_state: Tensor) -> Tensor:
@@ -85,7 +99,7 @@ class ChunkedScan(ABC):
     # Passes.
 
     def first_state(self) -> Tensor:
-        """Return zeros."""
+        """Return a state of zeros, (G, width, r p)."""
         return self.parts[0].new_zeros(self.G, self.n, self.r * self.p, dtype=self.wide)
 
     def run(self, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -115,7 +129,7 @@ class ChunkedScan(ABC):
         weights, biases = ([of[i] for of in filters] for i in range(2))
         return [*self.d_parts, *more], [*weights, *biases, *(gate.to(dtype) for gate in gates)]
 
-    # Layouts; views but for the first four.
+    # Layouts: the first four methods copy, the others return views.
 
     def per_head(self, numbers: Tensor) -> Tensor:
         """Turn (batch, seq, heads) into (G r, seq)."""
@@ -156,10 +170,10 @@ class ChunkedScan(ABC):
         """Undo `grouped`."""
         return _cut(x, 2, self.r, self.p).transpose(0, 1)
 
-    # What both do.
+    # Shared by the passes of all recurrences.
 
     def convolved(self, low: int, high: int) -> list[Convolved]:
-        """Return the convolution of tokens low..high of every part, without filters these themselves."""
+        """Return the convolution of tokens low..high of every part; without filters the tokens themselves."""
         if not self.filters:
             return [(x, x) for x in (self.token_first(part[:, low:high]) for part in self.parts)]
         begins = self._begins_first(low, high)
@@ -175,7 +189,7 @@ class ChunkedScan(ABC):
         return None if self.begins is None else self.begins[:, low:high].t()
 
     def convolved_back(self, low: int, high: int, convolved: Sequence[Convolved], d: Sequence[Tensor]) -> None:
-        """Add up gradients through SiLU and convolution. d: of each part after SiLU, (n, ..., width)."""
+        """Add to the gradients of parts and filters. d: the gradient of each part after SiLU, (n, ..., width)."""
         for part, gradient in enumerate(d):
             self._part_back(low, high, part, *convolved[part], gradient)
 
@@ -193,12 +207,15 @@ class ChunkedScan(ABC):
     def decays(self, log: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the decays from each token to the chunk's end and from its start to each, (G r, n), and over it,
         (G r,)."""
-        left, since = documents.to_end((log[:, -1:] - log).exp_(), begins), documents.from_start(log.exp(), begins)
-        return left, since, documents.across(log[:, -1].exp(), begins)
+        left, since = (
+            documents.mask_to_end((log[:, -1:] - log).exp_(), begins),
+            documents.mask_from_start(log.exp(), begins),
+        )
+        return left, since, documents.mask_across(log[:, -1].exp(), begins)
 
     def within(self, log: Tensor, begins: Tensor | None) -> Tensor:
         """Return the decay between two tokens, (G r, n, n), zero above the diagonal."""
-        return documents.between((log.unsqueeze(-1) - log.unsqueeze(-2)).exp_().tril_(), begins)
+        return documents.mask_between((log.unsqueeze(-1) - log.unsqueeze(-2)).exp_().tril_(), begins)
 
     def shared(self, of_group: Tensor, of_head: Tensor) -> Tensor:
         """Multiply (G, n, n) with (G r, n, n), each group with all its heads."""
@@ -263,13 +280,7 @@ class _Scan(torch.autograd.Function):
         parts, parameters = tensors[: ctx.parts], tensors[ctx.parts :]
         own = own_rows(parameters, ctx.places)
         d_parts, d_own = _over(ctx.rule, parts, own, ctx.filters, begins).gradients(g)
-        d_parameters = all_rows(d_own, parameters, ctx.places)
-        deferred = deferred_weight_grads.now(ctx.owners)
-        if deferred is not None:
-            given = [gradient for gradient in d_parameters if gradient is not None]
-            for owner, gradient in zip(ctx.owners, given, strict=True):
-                deferred.deliver_later(owner, gradient)
-            d_parameters = [None] * len(parameters)
+        d_parameters = deferred_weight_grads.deliver(ctx.owners, *all_rows(d_own, parameters, ctx.places))
         return None, None, None, None, None, None, *d_parts, *d_parameters
 
 

@@ -59,7 +59,7 @@ class Filter:
         return out
 
     def backward(self, seen: Tensor, g: Tensor, d: FilterGradient, begins: Tensor | None = None) -> Tensor:
-        """Return the gradient of `seen`, and add the filter's to `d`. g: of what `forward` returned."""
+        """Return the gradient of `seen`, and add the filter's to `d`. g: the gradient of `forward`'s result."""
         if d.bias is not None:
             d.bias.add_(g.sum((0, 1)))
         d_seen = torch.zeros_like(seen)
@@ -70,7 +70,7 @@ class Filter:
         return d_seen
 
     def add_seen(self, d_x: Tensor, d_seen: Tensor, low: int, high: int) -> None:
-        """Add the gradient of what `seen` returned to that of x."""
+        """Add `d_seen`, the gradient of `seen(x, low, high)`, to `d_x`, that of x."""
         start = max(low - self.early, 0)
         d_x[:, start:high] += d_seen[self.early - (low - start) :].transpose(0, 1)
 

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
+from phalanx.nn.recurrences.chunked import ChunkDecays, ChunkedScan, Convolved, RecurrenceSizes, softplus
 from phalanx.nn.recurrences.convolution import Filter
 
 EPS = 1e-6
@@ -47,8 +47,8 @@ class DeltaRule(RecurrenceSizes):
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """What a chunk's tokens become."""
+class _Chunk(ChunkDecays):
+    """A chunk's tokens as the recurrence reads them. `left` and `since`: (G r, n, 1); `over`: (G r,)."""
 
     convolved: list[Convolved]
     q: Tensor
@@ -60,15 +60,9 @@ class _Chunk:
     v: Tensor
     """(G r, n, p)."""
     beta: Tensor
-    """(G r, n, 1), as `left` and `since`."""
+    """(G r, n, 1)."""
     within: Tensor
     """The decay between two tokens, (G r, n, n)."""
-    left: Tensor
-    """The decay from each token to the chunk's end."""
-    since: Tensor
-    """The decay from the chunk's start to each token."""
-    over: Tensor
-    """The decay over the chunk, (G r,)."""
 
 
 class _DeltaScan(ChunkedScan):
@@ -93,14 +87,14 @@ class _DeltaScan(ChunkedScan):
         convolved = self.convolved(low, high)
         q, k, v = (F.silu(pre) for _, pre in convolved)
         q, k = (part.view(high - low, self.G, self.n).transpose(0, 1) for part in (q, k))
-        of_q, of_k = lengths(q), lengths(k)
+        of_q, of_k = inverse_lengths(q), inverse_lengths(k)
         q, k = q * (of_q * self.n**-0.5), k * of_k
         v = self.headed(v.view(-1, self.G, self.r, self.p))
         log = (self.steps[:, low:high] * self.a.unsqueeze(-1)).cumsum(-1)
         begins, beta = self.begins_of(low, high), self.beta[:, low:high].unsqueeze(-1)
         left, since, over = self.decays(log, begins)
         within = self.within(log, begins)
-        return _Chunk(convolved, q, k, (of_q, of_k), v, beta, within, left.unsqueeze(-1), since.unsqueeze(-1), over)
+        return _Chunk(left.unsqueeze(-1), since.unsqueeze(-1), over, convolved, q, k, (of_q, of_k), v, beta, within)
 
     def headed(self, x: Tensor) -> Tensor:
         """Turn (n, G, r, p) into (G r, n, p)."""
@@ -114,7 +108,7 @@ class _DeltaScan(ChunkedScan):
         return self.grouped(turned.copy_(self.of_heads(x)))
 
     def read(self, of_group: Tensor, state: Tensor) -> Tensor:
-        """Return what keys or queries, (G, n, width), read from a state, (G r, n, p)."""
+        """Return the values, (G r, n, p), that keys or queries, (G, n, width), read from a state."""
         return self.headed(self.of_groups(bmm(of_group, state)))
 
     def after(self, t: _Chunk, new: Tensor, state: Tensor) -> Tensor:
@@ -122,10 +116,10 @@ class _DeltaScan(ChunkedScan):
         return self.decayed(state, t.over).add_(bmm(t.k.mT, self.tokened(new * t.left)))
 
     def new(self, t: _Chunk, state: Tensor) -> Tensor:
-        """Return what the chunk's tokens write, (G r, n, p)."""
+        """Return the values that the chunk's tokens write into the state, (G r, n, p)."""
         system = self.shared(bmm(t.k, t.k.mT), t.within).mul_(t.beta)
         right = (t.v - self.read(t.k, state).mul_(t.since)).mul_(t.beta)
-        return solved(system, right)
+        return solve_system(system, right)
 
     def step(self, low: int, high: int, state: Tensor, y: Tensor) -> Tensor:
         t = self.chunk(low, high)
@@ -151,7 +145,7 @@ class _DeltaScan(ChunkedScan):
         d_mixed = bmm(g, new.mT).tril_()
         # new = (I + A)⁻¹ R;  R = beta (v - exp(l) k S)
         system = self.shared(bmm(t.k, t.k.mT), t.within)
-        d_right = solved(system * t.beta, d_new, turned=True)
+        d_right = solve_system(system * t.beta, d_new, turned=True)
         d_a = bmm(d_right, new.mT).tril_(-1).neg_()
         seen = self.read(t.k, state).mul_(t.since)
         d_seen = d_right * -t.beta
@@ -182,8 +176,8 @@ class _DeltaScan(ChunkedScan):
         self.d_alpha[:, low:high] = d_g.mul_(-torch.expm1(-steps))
         # Norms, SiLU and convolution.
         d_q.mul_(self.n**-0.5)
-        d_q = through_length(d_q, t.q * self.n**0.5, t.lengths[0])
-        d_k = through_length(d_k, t.k, t.lengths[1])
+        d_q = length_gradient(d_q, t.q * self.n**0.5, t.lengths[0])
+        d_k = length_gradient(d_k, t.k, t.lengths[1])
         d_v = self.of_heads(d_right.mul_(t.beta))
         self.convolved_back(low, high, t.convolved, (d_q.transpose(0, 1), d_k.transpose(0, 1), d_v))
         return before
@@ -198,17 +192,17 @@ class _DeltaScan(ChunkedScan):
         return [self.per_token(self.d_beta), self.per_token(self.d_alpha)], gates
 
 
-def solved(a: Tensor, right: Tensor, turned: bool = False) -> Tensor:
+def solve_system(a: Tensor, right: Tensor, turned: bool = False) -> Tensor:
     """Return (I + A)⁻¹ R, or `turned` (I + Aᵀ)⁻¹ R; A is below the diagonal of `a`, whose other half is not read."""
     out: Tensor = torch.linalg.solve_triangular(a.mT if turned else a, right, upper=turned, unitriangular=True)
     return out
 
 
-def lengths(x: Tensor) -> Tensor:
+def inverse_lengths(x: Tensor) -> Tensor:
     """Return 1 / |x| of the last dimension, (..., 1)."""
     return x.square().sum(-1, keepdim=True).add_(EPS).rsqrt_()
 
 
-def through_length(g: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
+def length_gradient(g: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
     """Return the gradient of x from that of x / |x|: `unit`; `inverse`: 1 / |x|."""
     return (g - unit * (g * unit).sum(-1, keepdim=True)) * inverse

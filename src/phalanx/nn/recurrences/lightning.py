@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes
+from phalanx.nn.recurrences.chunked import ChunkDecays, ChunkedScan, Convolved, RecurrenceSizes
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Lightning(RecurrenceSizes):
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """What a chunk's tokens become; tensors are (G, n, ...)."""
+class _Chunk(ChunkDecays):
+    """A chunk's tokens as the recurrence reads them. Tensors are (G, n, ...), `over` (G,)."""
 
     read: list[Convolved]
     q: Tensor
@@ -50,12 +50,6 @@ class _Chunk:
     v: Tensor
     within: Tensor
     """The decay between two tokens."""
-    left: Tensor
-    """The decay from each token to the chunk's end."""
-    since: Tensor
-    """The decay from the chunk's start to each token."""
-    over: Tensor
-    """The decay over the chunk, (G,)."""
 
 
 class _LightningScan(ChunkedScan):
@@ -77,7 +71,7 @@ class _LightningScan(ChunkedScan):
         at = torch.arange(1, high - low + 1, device=q.device)
         log, begins = self.a.unsqueeze(-1) * at, self.begins_of(low, high)
         left, since, over = self.decays(log, begins)
-        return _Chunk(read, q, k, v, self.within(log, begins), left.unsqueeze(-1), since.unsqueeze(-1), over)
+        return _Chunk(left.unsqueeze(-1), since.unsqueeze(-1), over, read, q, k, v, self.within(log, begins))
 
     def after(self, t: _Chunk, state: Tensor) -> Tensor:
         """Return the state after a chunk."""

@@ -27,7 +27,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn.attention import Cache, Continued
+from phalanx.nn.attention import Cache, Continuation
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.gated_norm import Gate, gated_rms_norm
 from phalanx.nn.norms import RMSNorm
@@ -61,13 +61,13 @@ class Filters(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(channels)) if biased else None)
 
     def of(self, wide: torch.dtype) -> Filter:
-        """Return them in the type that the convolution is computed in."""
+        """Return the filter in `wide`, the type in which the convolution is computed."""
         return Filter.of(self.weight, self.bias, wide)
 
 
 class PastMixer(nn.Module):
     """A mixer that reads earlier tokens through a convolution, a recurrence or both; subclasses define `mixed` and
-    `continued`."""
+    `generated`."""
 
     o: nn.Linear
 
@@ -91,26 +91,27 @@ class PastMixer(nn.Module):
         self.o = nn.Linear(last.into.size, spec.hidden, bias="o.bias" in biased)
 
     def mixed(self, parts: Mapping[str, Tensor], begins: Tensor | None) -> Tensor:
-        """Return what the last product reads, (batch, seq, channels), of all projected parts."""
+        """Return the input of the last product, (batch, seq, channels), from all projected parts."""
         raise NotImplementedError
 
-    def continued(self, cache: Cache, parts: Mapping[str, Tensor]) -> Tensor:
-        """`mixed` from what `cache` keeps of earlier tokens, (1, tokens, channels)."""
+    def generated(self, cache: Cache, parts: Mapping[str, Tensor]) -> Tensor:
+        """Return the same in a step of generation, (1, tokens, channels), from what `cache` keeps of earlier
+        tokens."""
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, begins: Tensor | None = None, cache: Cache | None = None, needed: bool = True
     ) -> Tensor | ProductTerm:
-        """Return what the mixer adds to the stream, (batch, seq, hidden): with tp this rank's term, with sequence
-        parallelism the factors of it. x: (batch, seq, hidden), or this rank's rows, (rows, hidden). `needed`: whether
-        the value is used (runtime/autograd/recompute.py). `begins` (batch, seq): the place of each token in its
-        document, of entire sequences if there is a recurrence; None: they are one. `cache`: of a step of
+        """Return the mixer's output, to be added to the stream, (batch, seq, hidden): with tp this rank's term of it,
+        with sequence parallelism that term's factors. x: (batch, seq, hidden), or this rank's rows, (rows, hidden).
+        `needed`: whether the value is used (runtime/autograd/recompute.py). `begins` (batch, seq): the place of each
+        token in its document, of entire sequences if there is a recurrence; None: they are one. `cache`: of a step of
         generation."""
         layers = [getattr(self, name) for name in self.projected]
         parts = dict(zip(self.projected, tensor.columns(self.tp, self.unit, x, layers), strict=True))
         for name, part, result in self.ups:
             parts[result] = recompute.linear(getattr(self, name), parts.pop(part))
-        out = self.mixed(parts, begins) if cache is None else self.continued(cache, parts)
+        out = self.mixed(parts, begins) if cache is None else self.generated(cache, parts)
         del parts
         if self.tp is not None and self.tp.rows is not None:
             return sequence.factors(out, self.o)
@@ -122,13 +123,13 @@ class PastMixer(nn.Module):
         return cast("list[Filters]", list(self.conv.values())) if hasattr(self, "conv") else []
 
 
-def of_slots(part: Tensor, of: Continued) -> Tensor:
+def slot_tokens(part: Tensor, slots: Continuation) -> Tensor:
     """Return the tokens of a group of slots, (slots, new, channels), out of the (1, tokens, channels) of a step."""
-    return part[:, of.rows].view(len(of.seats), -1, part.shape[2])
+    return part[:, slots.rows].view(len(slots.seats), -1, part.shape[2])
 
 
 class Recurrence(PastMixer):
-    """What mixers with a recurrence share; subclasses define its sizes and where the gate is."""
+    """A mixer with a recurrence; subclasses define its sizes and where its gate is."""
 
     gating: Gate
 
@@ -181,24 +182,26 @@ class Recurrence(PastMixer):
 
     def _over_ranks(self, whole: WholeSequences, read: Sequence[Tensor], begins: Tensor | None) -> Tensor:
         heads = self.scan.y.dim.count
-        return whole_sequences.back(whole, self._scanned(whole_sequences.there(whole, read), begins), heads)
+        return whole_sequences.to_own_tokens(
+            whole, self._scanned(whole_sequences.to_whole_sequences(whole, read), begins), heads
+        )
 
     def _scanned(self, read: Sequence[Tensor], begins: Tensor | None) -> Tensor:
         filters = [f.weight for f in self.filters], [f.bias for f in self.filters]
         return chunked.scan(self.sizes, read, *filters, self._gates, self.places, begins)
 
-    def continued(self, cache: Cache, parts: Mapping[str, Tensor]) -> Tensor:
+    def generated(self, cache: Cache, parts: Mapping[str, Tensor]) -> Tensor:
         read = [parts[name] for name in self.read]
         filters = [f.of(accumulate_dtype(read[0].dtype)) for f in self.filters]
         widths, results = [part.shape[2] for part in read[: len(filters)]], []
-        for of in cache.continued():
-            inputs, state = cache.recall(self.block, of)
-            new, past = [of_slots(part, of) for part in read], inputs.shape[1]
+        for slots in cache.continuations():
+            inputs, state = cache.recall(self.block, slots)
+            new, past = [slot_tokens(part, slots) for part in read], inputs.shape[1]
             seen = [torch.cat(pair, 1) for pair in zip(inputs.split(widths, 2), new, strict=False)]
             y, state = self.sizes.over([*seen, *new[len(seen) :]], filters, self._gates, past).run(state)
             if seen:
                 inputs = torch.cat([part[:, part.shape[1] - past :] for part in seen], 2)
-            cache.keep(self.block, of, inputs, state)
+            cache.keep(self.block, slots, inputs, state)
             results.append(y.reshape(1, -1, y.shape[2]))
         return self._normed(torch.cat(results, 1), parts[self.opens])
 
@@ -227,7 +230,7 @@ def _last_norm(sublayer: Sublayer) -> Norm:
 
 
 def _groups(sublayer: Sublayer) -> int:
-    """Return the groups of heads that the norm is over."""
+    """Return the number of groups of heads that are normed separately."""
     norm = _last_norm(sublayer)
     return norm.y.dim.count // norm.spans
 

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from phalanx.nn.attention import Cache
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.recurrences.convolution import Filter, FilterGradient
-from phalanx.nn.recurrences.recurrence import PastMixer, of_slots
+from phalanx.nn.recurrences.recurrence import PastMixer, slot_tokens
 from phalanx.runtime.autograd import deferred_weight_grads
 from phalanx.runtime.autograd.deferred_weight_grads import Owners
 from phalanx.runtime.model_parallel.context import ContextParallel
@@ -61,24 +61,19 @@ class _GatedConv(torch.autograd.Function):
             _convolved_back(f, u, before, begins, i, rows, g, c, d_u, d_before, d)
         if halo is not None:
             halo.after(d_u, d_before)
-        d_parameters: tuple[Tensor | None, Tensor | None] = d.as_given(x.dtype)
-        deferred = deferred_weight_grads.now(ctx.owners)
-        if deferred is not None:
-            for owner, gradient in zip(ctx.owners, d_parameters, strict=False):
-                deferred.deliver_later(owner, gradient)
-            d_parameters = None, None
+        d_parameters = deferred_weight_grads.deliver(ctx.owners, *d.as_given(x.dtype))
         return None, None, None, d_u * x, d_c, d_u * b, *d_parameters
 
 
 def _pieces(halo: Halo | None, u: Tensor) -> Iterator[tuple[int, slice]]:
-    """Yield the pieces of neighbouring tokens, with their numbers."""
+    """Yield (number, tokens) of each piece of consecutive tokens; without cp there is one."""
     pieces, tokens = (1, u.shape[1]) if halo is None else (halo.pieces, u.shape[1] // halo.pieces)
     for i in range(pieces):
         yield i, slice(i * tokens, (i + 1) * tokens)
 
 
 def _seen(f: Filter, u: Tensor, before: Tensor | None, i: int, rows: slice) -> Tensor:
-    """Return what the convolution of a piece sees, (early + tokens, batch, channels)."""
+    """Return the tokens that the convolution of a piece reads, (early + tokens, batch, channels)."""
     own = u[:, rows]
     seen = f.seen(own, 0, own.shape[1])
     if before is not None:
@@ -113,7 +108,7 @@ def _convolved_back(
     d_before: Tensor | None,
     d: FilterGradient,
 ) -> None:
-    """Add the gradients of piece `i` of u, of what is before it, and of the filter."""
+    """Add the gradients of piece `i`: of u there, of the tokens before the piece, and of the filter."""
     seen = _seen(f, u, before, i, rows)
     d_out = seen.new_empty(len(seen) - f.early, *seen.shape[1:])
     d_out.copy_(g[:, rows].transpose(0, 1)).mul_(c[:, rows].transpose(0, 1))
@@ -146,13 +141,13 @@ class ShortConvolution(PastMixer):
         read = parts["b"], parts["c"], parts["x"]
         return _GatedConv.apply(self.halo, owners, begins, *read, *views)  # type: ignore[no-any-return]
 
-    def continued(self, cache: Cache, parts: Mapping[str, Tensor]) -> Tensor:
+    def generated(self, cache: Cache, parts: Mapping[str, Tensor]) -> Tensor:
         u, (filters,), results = parts["b"] * parts["x"], self.filters, []
         f = filters.of(accumulate_dtype(u.dtype))
-        for of in cache.continued():
-            inputs, _ = cache.recall(self.block, of)
-            seen = torch.cat([inputs, of_slots(u, of)], 1)
+        for slots in cache.continuations():
+            inputs, _ = cache.recall(self.block, slots)
+            seen = torch.cat([inputs, slot_tokens(u, slots)], 1)
             out = f.forward(seen.transpose(0, 1).to(f.weight.dtype)).transpose(0, 1)
-            cache.keep(self.block, of, seen[:, seen.shape[1] - f.early :])
+            cache.keep(self.block, slots, seen[:, seen.shape[1] - f.early :])
             results.append(out.reshape(1, -1, out.shape[2]).to(u.dtype))
         return torch.cat(results, 1) * parts["c"]

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, bmm
 
-from phalanx.nn.recurrences.chunked import ChunkedScan, Convolved, RecurrenceSizes, softplus
+from phalanx.nn.recurrences.chunked import ChunkDecays, ChunkedScan, Convolved, RecurrenceSizes, softplus
 from phalanx.nn.recurrences.convolution import Filter
 
 
@@ -42,8 +42,8 @@ class StateSpace(RecurrenceSizes):
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """What a chunk's tokens become."""
+class _Chunk(ChunkDecays):
+    """A chunk's tokens as the recurrence reads them. `left` and `since`: (n, G, r, 1); `over`: (G r,)."""
 
     convolved: list[Convolved]
     x: Tensor
@@ -52,15 +52,9 @@ class _Chunk:
     """(G, n, state), as c."""
     c: Tensor
     dt: Tensor
-    """(n, G, r, 1), as `left` and `since`."""
+    """(n, G, r, 1)."""
     within: Tensor
     """The decay between two tokens, (G r, n, n)."""
-    left: Tensor
-    """The decay from each token to the chunk's end."""
-    since: Tensor
-    """The decay from the chunk's start to each token."""
-    over: Tensor
-    """The decay over the chunk, (G r,)."""
 
 
 class _StateSpaceScan(ChunkedScan):
@@ -92,17 +86,8 @@ class _StateSpaceScan(ChunkedScan):
         left, since, over = self.decays(log, begins)
         x = x.view(-1, self.G, self.r, self.p)
         within = self.within(log, begins)
-        return _Chunk(
-            convolved,
-            x,
-            b,
-            c,
-            self.token_numbers(dt),
-            within,
-            self.token_numbers(left),
-            self.token_numbers(since),
-            over,
-        )
+        dt, left, since = (self.token_numbers(numbers) for numbers in (dt, left, since))
+        return _Chunk(left, since, over, convolved, x, b, c, dt, within)
 
     def after(self, t: _Chunk, stepped: Tensor, state: Tensor) -> Tensor:
         """Return the state after a chunk. `stepped`: dt x."""

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from phalanx.observation.recorder.operations import tensors, wait_of
-from phalanx.runtime.comm.in_flight import Bytes, NotIssued
+from phalanx.runtime.comm.handles import ByteRange, UnissuedHandle
 
 _aten = torch.ops.aten
 _INDEXED = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default, _aten._index_put_impl_.default}
@@ -143,7 +143,7 @@ def _require_float8_layout(a: Tensor, b: Tensor, of_a: Tensor, of_b: Tensor) -> 
         raise AgainstTheRules("_scaled_mm takes one fp32 scale of each operand, or one of each row and column")
 
 
-def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights: Iterable[NotIssued]) -> None:
+def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights: Iterable[UnissuedHandle]) -> None:
     """Raise AgainstTheRules for an operation that uses memory which a collective under way writes, or writes memory
     which it reads."""
     under_way = list(flights)
@@ -151,7 +151,7 @@ def require_free(func: Any, args: Sequence[Any], kwargs: dict[str, Any], flights
         return
     for values, writes in _arguments(func, args, kwargs):
         for tensor in tensors(values):
-            used = Bytes.of(tensor)
+            used = ByteRange.of(tensor)
             for flight in under_way:
                 if any(used.meets(b) for b in flight.writes):
                     raise AgainstTheRules(f"{func} uses memory that {flight.name} writes, before a wait for it")

@@ -14,7 +14,7 @@ from torch import Tensor
 from phalanx.runtime.comm.transport import DONE, Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression import Compressor, compressor
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.schedule.gradients.buckets import buckets, fragment
 from phalanx.schedule.gradients.compression import outer_reduction
 from phalanx.spec.model.spec import parameters
@@ -76,7 +76,7 @@ class _CompressedChanges:
         for _ in range(strategy.shards):
             meeting, flats = _Meeting(ranks), [FlatBucket(b, alone, 0) for b in parts]
             comms: list[Any] = [meeting.comm(rank) for rank in range(ranks)]
-            over = Over("dp_local")
+            over = ReductionAxes("dp_local")
             each = [compressor(strategy.outer_compressor, over, flats, comm, dtype) for comm in comms]
             self.shards.append((flats, each, meeting))
 

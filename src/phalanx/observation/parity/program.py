@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from phalanx.runtime.any_module.first_step import REQUEST
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 
 
@@ -27,7 +27,7 @@ def main() -> None:
             if end.code:
                 raise RuntimeError(f"the program ended with {end.code}") from end
 
-    run_rank(external() or ALONE, task["timeout_s"], work)
+    run_rank(external_world() or ALONE, task["timeout_s"], work)
 
 
 if __name__ == "__main__":

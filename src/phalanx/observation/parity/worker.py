@@ -10,7 +10,7 @@ import torch
 from phalanx.observation.parity.compression_error import examine_compressed
 from phalanx.observation.parity.parity import examine
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.files import job_file
@@ -22,7 +22,7 @@ from phalanx.spec.strategy.mesh import mesh
 def main() -> None:
     """Examine a strategy as one rank; rank 0 writes the result to `out`."""
     args = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
     file = job_file.from_tables(args["tables"], Path())
     strategy = file.strategy
     assert strategy is not None

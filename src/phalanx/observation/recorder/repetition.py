@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from phalanx.observation.recorder.position import ModuleCall
 from phalanx.schedule.event import Phase
-from phalanx.schedule.observation import Observed, Site
+from phalanx.schedule.observation import ObservedEvent, Site
 
 LIVES = 2**62
 """The end of a life that has not ended."""
@@ -71,7 +71,7 @@ class Log:
             self.entries.append(entry)
             self._at = entry
 
-    def event(self, observed: Observed) -> None:
+    def event(self, observed: ObservedEvent) -> None:
         """Note a collective or message."""
         event = replace(observed.event, micro_batch=self._from_here(observed.event.micro_batch))
         self.entries.append(("event", replace(observed, event=event)))
@@ -111,7 +111,7 @@ class Repeatable(Protocol):
     def count(self, flops: int, dtype: str) -> None:
         """Count FLOPs of the call that runs now."""
 
-    def issued(self, observed: Observed) -> None:
+    def issued(self, observed: ObservedEvent) -> None:
         """Record a collective or a message."""
 
     def waits_at(self, call: str, site: Site) -> None:

@@ -37,7 +37,7 @@ from phalanx.observation.recorder.position import OUTSIDE, ModuleCall, Position
 from phalanx.observation.recorder.repetition import LIVES, Life, Log
 from phalanx.runtime.tracing.instrument import flops_of
 from phalanx.schedule.event import Event, Phase
-from phalanx.schedule.observation import Observed, Site, Trained, unit
+from phalanx.schedule.observation import ObservedEvent, Site, TrainedParameters, unit_of
 
 GATHERED, GRADIENTS, PARAMETERS, STATE = "gathered parameters", "gradients", "parameters", "optimizer state"
 PLAIN = frozenset((Tensor, nn.Parameter, nn.Buffer, FakeTensor))
@@ -54,7 +54,7 @@ class StepRecord:
 
     number: int
     began: int = 0
-    events: list[Observed] = field(default_factory=list)
+    events: list[ObservedEvent] = field(default_factory=list)
     flops: Counter[tuple[Phase, str]] = field(default_factory=Counter)
     flops_by_type: Counter[str] = field(default_factory=Counter)
     waits: Counter[tuple[str, Phase, str, Site]] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ class StepRecord:
     micro_batches: int = 0
     backwards: list[tuple[Phase, int, int]] = field(default_factory=list)
     """The backward passes: phase, micro-batch, and when (a count of changes) they began."""
-    trained: dict[int, Trained] = field(default_factory=dict)
+    trained: dict[int, TrainedParameters] = field(default_factory=dict)
     """The parameters that optimizers update, by id."""
 
 
@@ -229,8 +229,8 @@ class StepRecorder(TorchDispatchMode):
             for p in group["params"]:
                 if p.grad is not None:
                     local = sum(t.numel() for t in inner_tensors(p))
-                    module = unit(self.position.names.of_parameter(p))
-                    self.step.trained[id(p)] = Trained(module, local, p.numel(), dtype_name(p.dtype))
+                    module = unit_of(self.position.names.of_parameter(p))
+                    self.step.trained[id(p)] = TrainedParameters(module, local, p.numel(), dtype_name(p.dtype))
                 for kind, tensor in ((PARAMETERS, p), (GRADIENTS, p.grad)):
                     for t in inner_tensors(tensor):
                         if life := self.known.get(t.untyped_storage()._cdata):
@@ -315,7 +315,7 @@ class StepRecorder(TorchDispatchMode):
                 "p2p" if message else "collective",
                 c.op,
                 "B" if between else phase,
-                unit(module),
+                unit_of(module),
                 c.group.group_name,
                 c.group.size(),
                 c.peer,
@@ -323,10 +323,10 @@ class StepRecorder(TorchDispatchMode):
                 micro_batch=call.micro_batch,
                 bytes=c.bytes,
             )
-            self.issued(Observed(event, module, site, c.ranks, str(func)))
+            self.issued(ObservedEvent(event, module, site, c.ranks, str(func)))
         return f"buffers of {issued[0].op}"
 
-    def issued(self, observed: Observed) -> None:
+    def issued(self, observed: ObservedEvent) -> None:
         """Record a collective or a message."""
         self.step.events.append(observed)
         if self.log is not None:
@@ -361,12 +361,12 @@ class StepRecorder(TorchDispatchMode):
     def _enter(self) -> None:
         """Begin a compute event where phase, unit or micro-batch change."""
         phase, call = self._now
-        key = phase, unit(call.module), call.micro_batch
+        key = phase, unit_of(call.module), call.micro_batch
         if key != self._segment_key:
             self._close()
             self._segment, self._segment_key = len(self.step.events), key
             event = Event("compute", _OP[phase], phase, key[1], micro_batch=call.micro_batch)
-            self.step.events.append(Observed(event, key[1]))
+            self.step.events.append(ObservedEvent(event, key[1]))
 
     def _close(self) -> None:
         live = self.live[self.device]

@@ -41,13 +41,13 @@ from phalanx.schedule.observation import (
     Allocation,
     BackwardStart,
     Holder,
-    Kept,
-    Observed,
+    KeptStorage,
+    ObservedEvent,
     RankObservation,
     Site,
     Synchronisation,
-    Trained,
-    unit,
+    TrainedParameters,
+    unit_of,
 )
 
 _OTHER = "inputs, buffers and other"
@@ -145,12 +145,12 @@ class StepMemory:
         before = life.born <= self.step.began
         if before and life.kind in (GATHERED, GRADIENTS):
             kind = STAY_GATHERED if life.kind == GATHERED else GRADIENTS
-            return kind, unit(self.names.plain(life.module))
+            return kind, unit_of(self.names.plain(life.module))
         outside = life.phase == "opt" and self.backwards and life.born <= self.backwards[-1]
         if before or outside or life.kind in (PARAMETERS, STATE):
             return life.kind or _OTHER, life.model
         kind = life.kind or _MADE_IN.get(life.phase, "tensors of the backward pass")
-        return kind, unit(self.names.plain(life.module))
+        return kind, unit_of(self.names.plain(life.module))
 
     def at_start(self) -> dict[str, int]:
         """Return the live bytes at the beginning of the step, by kind."""
@@ -250,14 +250,14 @@ def _named_flops(step: StepRecord, names: ModelNames) -> dict[tuple[Phase, str],
     return dict(totals)
 
 
-def _trained(step: StepRecord, names: ModelNames) -> tuple[Trained, ...]:
+def _trained(step: StepRecord, names: ModelNames) -> tuple[TrainedParameters, ...]:
     """Return the trained parameters, summed by unit and type."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for t in step.trained.values():
         key = names.plain(t.unit), t.dtype
         local, whole = totals.get(key, (0, 0))
         totals[key] = local + t.elements, whole + t.all_elements
-    return tuple(Trained(name, *elements, dtype) for (name, dtype), elements in totals.items())
+    return tuple(TrainedParameters(name, *elements, dtype) for (name, dtype), elements in totals.items())
 
 
 _OURS = 3
@@ -265,7 +265,7 @@ _OURS = 3
 the tensor too; the tensor then has more uses than the one of its Python object."""
 
 
-def _kept(recorder: StepRecorder) -> tuple[Kept, ...]:
+def _kept(recorder: StepRecorder) -> tuple[KeptStorage, ...]:
     """Return storages of the forward pass that no Python object holds, so that only autograd's graph keeps them."""
     alive = {
         key
@@ -284,10 +284,10 @@ def _kept(recorder: StepRecorder) -> tuple[Kept, ...]:
         life = recorder.known[key]
         if life.device == recorder.device and life.site:
             totals[recorder.position.names.plain(life.module), life.site] += life.bytes
-    return tuple(Kept(module, shortened(site), n) for (module, site), n in totals.most_common())
+    return tuple(KeptStorage(module, shortened(site), n) for (module, site), n in totals.most_common())
 
 
-def _events(step: StepRecord, groups: GroupNames, names: ModelNames) -> Iterator[Observed]:
+def _events(step: StepRecord, groups: GroupNames, names: ModelNames) -> Iterator[ObservedEvent]:
     for o in step.events:
         e = o.event
         if e.kind != "compute" or e.flops or e.alloc or e.free:

@@ -28,7 +28,7 @@ from phalanx.observation.trainer.step import (
     fake_tensors,
 )
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.tracing.instrument import instrument
 from phalanx.schedule.generation import Batch, CacheSeat, Room, Slot
 from phalanx.schedule.layout import RankView
@@ -122,7 +122,9 @@ def _steps(view: RankView, named: dict[str, Batch], room: Room) -> list[ProvedSt
             program = generation_step(view, batch, sampled, room)
             each = -(-max(slot.context for slot in batch.slots) // room.page)
             held = {i: CacheSeat(tuple(range(i * each, (i + 1) * each)), i) for i in (s.request for s in batch.slots)}
-            with instrument(replica.model.units(), comm.recorder, lambda: Now(0, "F"), FakeTracker) as tracked:
+            with instrument(
+                replica.model.units(), comm.recorder, lambda: RunningPass(0, "F"), FakeTracker
+            ) as tracked:
                 logits = replica.step(batch, [0] * batch.tokens, held)
                 replica.share((), 0, sampled)
             del logits

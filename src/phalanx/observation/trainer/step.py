@@ -34,7 +34,7 @@ from phalanx.observation.recorder.places import OUTSIDE_OBSERVATION, here, raise
 from phalanx.observation.trainer.pipeline import RepeatingPipeline
 from phalanx.observation.unobservable import Unobservable, Unsteady
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.comm.in_flight import NotIssued
+from phalanx.runtime.comm.handles import UnissuedHandle
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.data_parallel.compression import sparse
 from phalanx.runtime.process.environment import World
@@ -106,7 +106,7 @@ class _Operations:
     is built (`building`) the host may wait."""
 
     def __init__(
-        self, device: torch.device, building: bool, flights: Callable[[], Iterable[NotIssued]] = tuple
+        self, device: torch.device, building: bool, flights: Callable[[], Iterable[UnissuedHandle]] = tuple
     ) -> None:
         mode = active_fake_mode()
         assert mode is not None
@@ -165,7 +165,7 @@ class FakeTracker(Tracker):
         self,
         recorder: Recorder,
         device: torch.device = HOST,
-        flights: Callable[[], Iterable[NotIssued]] = tuple,
+        flights: Callable[[], Iterable[UnissuedHandle]] = tuple,
     ) -> None:
         self._operations = _Operations(device, building=False, flights=flights)
         super().__init__(recorder)
@@ -271,7 +271,7 @@ def fake_tensors(first: int, waits: Callable[[], None] | None = None) -> Iterato
         stack.enter_context(patch.object(host_values, "read", read))
         stack.enter_context(patch.object(host_values, "later", lambda tensor, otherwise: lambda: otherwise))
         stack.enter_context(patch.object(host_values, "rounds", _first_and_last))
-        stack.enter_context(patch.object(sparse, "_above", lambda size, bar, places: None))
+        stack.enter_context(patch.object(sparse, "_places_above", lambda size, bar, places: None))
         stack.enter_context(patch.object(parallelize, "Pipeline", partial(RepeatingPipeline, first)))
         if waits is not None:
             stack.enter_context(patch.object(torch, "Generator", _HostGenerator))

@@ -22,7 +22,7 @@ from phalanx.planning.search.priced import PricedStrategy
 from phalanx.planning.search.refine import PipelineRun, RankedStrategy, RefinedPrices
 from phalanx.planning.search.stack_options import single_changes
 from phalanx.planning.search.strategy_columns import columns_of
-from phalanx.schedule.pipeline.given_layout import given_blocks, listed
+from phalanx.schedule.pipeline.given_layout import given_blocks, write_layers
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -108,7 +108,7 @@ class AnalyticSubject:
         """The strategy with its pipeline split made explicit, unless options of its stack prescribe it."""
         s = self.strategy
         given = s.pp == 1 or given_blocks(s, self.pricing.extra, sum(self.run.blocks)) is not None
-        return s if given else replace(s, layers=listed(self.run.blocks))
+        return s if given else replace(s, layers=write_layers(self.run.blocks))
 
     @property
     def shown(self) -> Strategy:

@@ -26,7 +26,7 @@ from phalanx.cost.step.expand import expand
 from phalanx.cost.step.program import StepProgram
 from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
-from phalanx.schedule.observation import Observation, Observed, RankObservation
+from phalanx.schedule.observation import Observation, ObservedEvent, RankObservation
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.documents import read_text, require_shallow
@@ -118,7 +118,7 @@ def _flows(r: RankObservation, cluster: ClusterSpec, system: System) -> list[Obs
     return result
 
 
-def _ends(o: Observed, rank: int) -> tuple[int, ...]:
+def _ends(o: ObservedEvent, rank: int) -> tuple[int, ...]:
     return tuple(sorted((rank, o.event.peer))) if o.event.peer is not None else o.ranks
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.collectives.nccl_model import collective_s
 from phalanx.cost.hardware.system import System
-from phalanx.schedule.observation import STAY_GATHERED, Observation, Observed, RankObservation
+from phalanx.schedule.observation import STAY_GATHERED, Observation, ObservedEvent, RankObservation
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -53,7 +53,7 @@ class StateFlow:
     `rounds` times in a step."""
 
     rounds: int
-    events: tuple[Observed, ...]
+    events: tuple[ObservedEvent, ...]
 
     @property
     def bytes(self) -> int:
@@ -76,7 +76,7 @@ class LintedRank:
         self.parameters = self._flows("all_gather", "F", limit=2 * rank.micro_batches)
 
     def _flows(self, op: str, phase: str, limit: int) -> list[StateFlow]:
-        groups: dict[tuple[str, int], list[Observed]] = defaultdict(list)
+        groups: dict[tuple[str, int], list[ObservedEvent]] = defaultdict(list)
         forward = [o.event for o in self.rank.communication if _PASS[o.event.phase] == "F"]
         activations = {(e.op, e.axis, e.bytes) for e in forward if e.op in ("all_reduce", "reduce_scatter")}
         split = {axis for reduction, axis, _ in activations if reduction == "reduce_scatter"}  # sequence parallelism
@@ -95,7 +95,7 @@ class LintedRank:
                 result.append(StateFlow(rounds, tuple(events)))
         return result
 
-    def seconds(self, events: Iterable[Observed], share: float = 1.0) -> float | None:
+    def seconds(self, events: Iterable[ObservedEvent], share: float = 1.0) -> float | None:
         """Return `share` of the seconds of some collectives, one after the other; None without a cluster."""
         if self.system is None:
             return None
@@ -106,7 +106,7 @@ class LintedRank:
         return self.system is None or self.rank.peak + extra <= float(np.asarray(self.system.memory_bytes))
 
 
-def _price(o: Observed, n: int, system: System, stride: int | None = None) -> float:
+def _price(o: ObservedEvent, n: int, system: System, stride: int | None = None) -> float:
     stride = o.ranks[1] - o.ranks[0] if stride is None else stride
     return float(np.asarray(collective_s(o.event.op, n, o.event.group_size, stride, system)))
 
@@ -124,7 +124,7 @@ def lint(o: Observation, cluster: ClusterSpec | None = None) -> list[ProgramFind
     return list(results.values())
 
 
-def _where(events: Iterable[Observed]) -> str:
+def _where(events: Iterable[ObservedEvent]) -> str:
     return Counter(str(o.site) for o in events).most_common(1)[0][0]
 
 
@@ -197,7 +197,7 @@ def _lost_gradients(x: LintedRank) -> Iterator[ProgramFinding]:
     """Report gradients lost by a zero-bubble schedule on a sharded chunk. When I begins, torch notes the parameters
     whose gradients W will compute (torch 2.13, torch/distributed/pipelining/_backward.py, stage_backward_input).
     Those that fully_shard gathers within I are other tensors, so the micro-batch adds nothing to their gradients."""
-    late: dict[str, list[Observed]] = defaultdict(list)
+    late: dict[str, list[ObservedEvent]] = defaultdict(list)
     for o in x.rank.communication:
         if o.event.op == "all_gather" and o.event.phase == "I" and o.op_name.startswith("c10d."):  # except DTensor's
             late[o.event.axis].append(o)
@@ -270,7 +270,7 @@ def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
     if x.cluster is None or x.system is None:
         return
     node = x.cluster.ranks_per_node
-    groups: dict[tuple[int, ...], list[Observed]] = defaultdict(list)
+    groups: dict[tuple[int, ...], list[ObservedEvent]] = defaultdict(list)
     for o in x.rank.communication:
         if o.event.kind == "collective" and len(o.ranks) > 1:
             groups[o.ranks].append(o)
@@ -331,7 +331,7 @@ def _wide_traffic(x: LintedRank) -> Iterator[ProgramFinding]:
         return
     gradients = {id(o) for flow in x.gradients for o in flow.events}
     everything = sum(o.event.bytes for o in x.rank.communication)
-    wide: dict[tuple[str, str], list[Observed]] = defaultdict(list)
+    wide: dict[tuple[str, str], list[ObservedEvent]] = defaultdict(list)
     for o in x.rank.communication:
         if o.event.dtype == "float32" and o.event.phase != "opt" and id(o) not in gradients:
             wide[o.event.op, o.event.axis].append(o)
@@ -370,12 +370,12 @@ _EQUAL = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 """Collectives whose buffers are equally large on every rank."""
 
 
-def _signature(o: Observed) -> tuple[str, int]:
+def _signature(o: ObservedEvent) -> tuple[str, int]:
     """Return what all ranks of a group must have in common: the operation, and its bytes if these must be equal."""
     return o.event.op, o.event.bytes if o.event.op in _EQUAL else 0
 
 
-def _issued(o: Observed | None) -> str:
+def _issued(o: ObservedEvent | None) -> str:
     return "issues nothing more" if o is None else f"issues {o.event.op} of {write_bytes(o.event.bytes)} ({o.site})"
 
 

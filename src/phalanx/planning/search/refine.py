@@ -29,9 +29,9 @@ from phalanx.planning.search.column_pricing import Floats, Pricing
 from phalanx.planning.search.neighbours import neighbours
 from phalanx.planning.search.priced import PricedStrategy, price_with_step
 from phalanx.planning.search.strategy_columns import ORDERS, SEARCHED, columns_of
-from phalanx.schedule.partition.balance import Explained, Units, explain, partition
+from phalanx.schedule.partition.balance import PartitionCosts, Units, explain, partition
 from phalanx.schedule.pipeline import stages
-from phalanx.schedule.pipeline.given_layout import Blocks, equal_blocks, given_blocks, listed
+from phalanx.schedule.pipeline.given_layout import Blocks, equal_blocks, given_blocks, write_layers
 from phalanx.schedule.pipeline.schedules import build as build_schedule
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.strategy.spec import Strategy
@@ -151,7 +151,7 @@ def _best_cut(cuts: Sequence[tuple[PricedStrategy, PipelineRun]]) -> tuple[Price
 def with_listed_blocks(pricing: Pricing, s: Strategy) -> Strategy:
     """Return a strategy with its pipeline split made explicit; unchanged without a pipeline."""
     given = s.pp == 1 or given_blocks(s, pricing.extra, int(pricing.shape.layers)) is not None
-    return s if given else replace(s, layers=listed(refine(pricing, [s])[0][1].blocks))
+    return s if given else replace(s, layers=write_layers(refine(pricing, [s])[0][1].blocks))
 
 
 def _rows_of(step: Step, rows: list[int], count: int) -> Step:
@@ -300,7 +300,7 @@ def _time_pipelines(pipelines: Sequence[tuple[_Chunks, int]]) -> dict[tuple[_Chu
 
 
 @lru_cache(maxsize=1024)
-def _cut(chunks: _Chunks) -> tuple[tuple[int, ...], Explained]:
+def _cut(chunks: _Chunks) -> tuple[tuple[int, ...], PartitionCosts]:
     """Return the blocks of each chunk and the work of each rank."""
     units = Units(0.0, tuple(f + b for f, b in chunks.passes), sum(chunks.head))
     ranks = stages.rank_of(Strategy(pp=chunks.pp, virtual=chunks.virtual, schedule=chunks.schedule))

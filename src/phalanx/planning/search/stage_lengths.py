@@ -21,7 +21,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.priced import layout_of
 from phalanx.planning.search.refine import GAIN, RankedStrategy, RefinedPrices
 from phalanx.planning.search.stack_options import runnable_strategies
-from phalanx.schedule.pipeline.given_layout import equal_blocks, listed
+from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.strategy.spec import Strategy
 
@@ -74,7 +74,7 @@ def fitting_cuts(prices: RefinedPrices, candidates: Sequence[RankedStrategy]) ->
     best = candidates[0].seconds
     too_large = [r for r in prices.met() if not r.priced.fits and r.strategy.pp > 1 and r.strategy.layers == "auto"]
     too_large = sorted((r for r in too_large if r.seconds < best), key=lambda r: r.seconds)[:_TRIED]
-    cuts = [replace(r.strategy, layers=listed(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
+    cuts = [replace(r.strategy, layers=write_layers(cut)) for r in too_large for cut in cuts_of(r.strategy, pricing)]
     cuts = runnable_strategies(pricing, dict.fromkeys(cuts))
     if not cuts:
         return []
@@ -93,7 +93,7 @@ def lengths(prices: RefinedPrices, best: RankedStrategy) -> StageLengths | None:
     if s.pp == 1 or len(set(best.run.blocks)) == 1 or not can_list(pricing):
         return None
     cuts = (equal_blocks(int(pricing.shape.layers), len(rank_of(s))), best.run.blocks)
-    equal, chosen = prices.price([replace(s, layers=listed(cut)) for cut in cuts])
+    equal, chosen = prices.price([replace(s, layers=write_layers(cut)) for cut in cuts])
     return StageLengths(chosen, equal.seconds if equal.priced.fits else None)
 
 

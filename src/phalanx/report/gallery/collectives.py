@@ -25,8 +25,8 @@ from phalanx.report.pictures.figure import (
     Tree,
 )
 from phalanx.report.pictures.numbers import short
-from phalanx.schedule.collectives.compositions import composed
-from phalanx.schedule.collectives.ir import Schedule, then
+from phalanx.schedule.collectives.compositions import compose_operations
+from phalanx.schedule.collectives.ir import Schedule, chain
 from phalanx.schedule.collectives.proof import prove, run
 from phalanx.schedule.collectives.registry import ALGORITHMS, COMPOSED, DUALS, build, two_tiers
 from phalanx.spec.cluster.presets import PRESETS, preset
@@ -296,7 +296,7 @@ def _composed() -> Iterator[RoundState]:
         ("all_gather", ("gather", "broadcast")),
         ("reduce_scatter", ("reduce", "scatter")),
     ):
-        states = _states(composed(op, f"{one}+{other}", _SHOWN, _SHOWN))
+        states = _states(compose_operations(op, f"{one}+{other}", _SHOWN, _SHOWN))
         middle = build(one, ALGORITHMS[one][0], _SHOWN, _SHOWN).rounds
         yield replace(states[0], head=f"{op}: before")
         for state, last in ((states[middle], one), (states[-1], other)):
@@ -310,7 +310,7 @@ def _halves(algorithm: str, ranks: int = 8) -> tuple[str, str] | None:
     for first in ALGORITHMS["reduce_scatter"]:
         for second in ALGORITHMS["all_gather"]:
             halves = build("reduce_scatter", first, ranks, ranks), build("all_gather", second, ranks, ranks)
-            if _messages(then(*halves, "all_reduce", algorithm)) == whole:
+            if _messages(chain(*halves, "all_reduce", algorithm)) == whole:
                 return first, second
     return None
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module.split_names import Cut
-from phalanx.runtime.any_module.tensor_comm import of_all_ranks
+from phalanx.runtime.any_module.tensor_comm import gather_parts
 from phalanx.runtime.any_module.tensor_plan import split_layers
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError
@@ -27,10 +27,10 @@ from phalanx.spec.errors import InputError
 _BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-3}
 """The largest difference as a share of a norm: sums are taken in another order. Other types: 0.1."""
 _FLOOR = 1e-3
-"""Gradients count as of at least this share of the mean norm: what is zero but for rounding is equal."""
+"""Norms count as at least this share of the mean norm, so that gradients of zero may differ by rounding."""
 
 Call = tuple[list[Tensor], list[Tensor]]
-"""Tensors that a module was given, and those that it returned."""
+"""(The tensors among a module's arguments, the tensors that it returned)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def prove(whole: nn.Module, plan: Mapping[str, str], comm: Comm, args: Any, kwar
 
 
 def _does_not_run(whole: nn.Module, split: nn.Module, cuts: Mapping[str, Cut], error: Exception) -> InputError:
-    """Explain why a split module does not run: mostly by a number of heads or channels of the whole, or by a size
-    that is computed from the width of what comes in."""
+    """Explain why a split module does not run: usually it still has the whole module's number of heads or channels,
+    or computes a size from the width of its input."""
     every = _numbers_above(split, cuts)
     heads = [name for name in every if _number(whole, name) == _number(split, name)]
     blocks = sorted({name.rpartition(".")[0] for name in every})
@@ -76,7 +76,8 @@ def _number(module: nn.Module, name: str) -> Any:
 
 
 def _numbers_above(split: nn.Module, names: Iterable[str]) -> list[str]:
-    """Return the numbers in the modules that hold layers of these parameters: first those that are called heads."""
+    """Return the names of the numbers in the modules that contain the layers of these parameters; numbers called
+    heads come first."""
     modules = dict(split.named_modules())
     owners = sorted({name.rpartition(".")[0].rpartition(".")[0] for name in names})
     numbers = [
@@ -117,16 +118,13 @@ def _require_gradients(
     expected: Mapping[str, Tensor], actual: Mapping[str, Tensor], cuts: Mapping[str, Cut], comm: Comm
 ) -> float:
     """Require equal gradients of all parameters on all ranks; return the largest difference. Raises InputError."""
-    worst, culprit = 0.0, ""
-    norms = {name: float(g.double().norm()) for name, g in expected.items()}
-    floor = _FLOOR * math.sqrt(sum(n * n for n in norms.values()) / max(len(norms), 1))
-    for name, g in expected.items():
-        parts = of_all_ranks(actual[name], comm)
+
+    def error(name: str) -> float:
+        parts = gather_parts(actual[name], comm)
         wholes = [cuts[name].joined(parts)] if name in cuts else parts
-        error = max(float((g.double() - each.double()).norm()) for each in wholes)
-        share = error / max(norms[name], floor) if error else 0.0
-        if not share <= worst:  # also where it is no number
-            worst, culprit = share, name
+        return max(float((expected[name].double() - each.double()).norm()) for each in wholes)
+
+    culprit, worst = largest_deviation(expected, error)
     if culprit and not worst <= _bound([expected[culprit]]):
         remedy = (
             "give it a style (per_channel, or replicated_with_grad_allreduce), or leave its block out of the plan"
@@ -134,6 +132,20 @@ def _require_gradients(
         reason = f"its gradient differs by {worst:.1e} of its norm from that of the unsplit module"
         raise InputError("tp_plan", culprit, reason, remedy)
     return worst
+
+
+def largest_deviation(truth: Mapping[str, Tensor], error: Callable[[str], float]) -> tuple[str, float]:
+    """Return (the parameter whose gradient is farthest off, how far), "" and 0 if none is: the norm of its `error` as
+    a share of the true gradient's norm, or of `_FLOOR` times the mean norm if that is more."""
+    norms = {name: float(g.double().norm()) for name, g in truth.items()}
+    floor = _FLOOR * math.sqrt(sum(n * n for n in norms.values()) / max(len(norms), 1))
+    worst, most = "", 0.0
+    for name in truth:
+        off = error(name)
+        share = off / max(norms[name], floor) if off else 0.0
+        if not share <= most:  # also where it is no number
+            worst, most = name, share
+    return worst, most
 
 
 def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> FirstPass:
@@ -151,7 +163,7 @@ def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> FirstPa
     hooks = [m.register_forward_hook(record(n), with_kwargs=True) for n, m in module.named_modules()]
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     try:
-        with torch.enable_grad(), evaluating(module), torch.random.fork_rng():
+        with torch.enable_grad(), evaluation_mode(module), torch.random.fork_rng():
             outs = [t for t in tensors_in(module(*args, **kwargs)) if t.requires_grad]
             draw = torch.Generator().manual_seed(0)
             begin = [torch.randn(t.shape, generator=draw, dtype=torch.float64).to(t) for t in outs]
@@ -167,8 +179,8 @@ def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> FirstPa
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
-    """Turn dropout and statistics of batches off."""
+def evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Put a module in evaluation mode: no dropout, no statistics of batches."""
     training = [m for m in module.modules() if m.training]
     module.eval()
     try:
@@ -179,7 +191,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in what a module takes or returns."""
+    """Yield the tensors in arguments or results of a module, nested in lists, tuples and mappings."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):

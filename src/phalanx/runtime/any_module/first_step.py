@@ -6,6 +6,12 @@ it runs the same passes one after another, backward from the same gradients, and
 with the reduced one of all ranks, joined over shards, tp ranks and stages. During the step dropout is off. Unlike the
 proof of a tensor plan (first_pass.py) this examines ZeRO, replicas and pipelines too; the price is the whole
 module and one more step on rank 0.
+
+It also examines whether a step depends on how sequences are divided into micro-batches and replicas. Gradients
+averaged over micro-batches equal the large batch's where the loss is a mean over sequences. They do not where it has
+negatives from the batch, statistics of the batch, or unequal numbers of targets: then every replica and every
+accumulation trains something else, and no comparison of equal micro-batches shows it. So two micro-batches are run
+apart and joined, and their gradients compared up to a factor, since losses are sums or means.
 """
 
 import json
@@ -20,11 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from phalanx.runtime.any_module.first_pass import tensors_in
-from phalanx.runtime.any_module.joined_batches import joinable, joined_deviation
+from phalanx.runtime.any_module.first_pass import largest_deviation, tensors_in
 from phalanx.runtime.any_module.split_names import SplitNames
 from phalanx.runtime.any_module.stages import Loss
-from phalanx.runtime.any_module.tensor_comm import of_all_ranks
+from phalanx.runtime.any_module.tensor_comm import gather_parts
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -38,7 +43,6 @@ ends."""
 BOUNDS = {torch.float64: 1e-9, torch.float32: 1e-5}
 """The largest relative deviation that passes, as of `phalanx parity`; 16-bit types: `_COARSE`."""
 _COARSE = 0.1
-_FLOOR = 1e-3
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,8 @@ class StepDeviation:
 
     @property
     def looks_across(self) -> str:
-        """What there is to say of a step that is not that of the large batch; "" if it is, or not known."""
+        """The warning that two micro-batches do not give the gradient of one large batch; "" if they do, or if that
+        is not known."""
         if self.joined is None or self.joined <= 1e3 * self.bound:
             return ""
         return (
@@ -75,7 +80,7 @@ class StepDeviation:
 
 
 class FirstStep:
-    """Notes of a step on one rank; on rank 0 with the whole module, as it was before it was parallelized."""
+    """Records the passes of a step on one rank; on rank 0 it has the whole module, from before parallelization."""
 
     def __init__(self, whole: nn.Module | None, trained: Mapping[str, Tensor], dtype: torch.dtype) -> None:
         self.whole, self.dtype = whole, dtype
@@ -87,7 +92,7 @@ class FirstStep:
         self._training: list[tuple[nn.Module, bool]] = []
 
     def note(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run a forward pass, and note it if it is one of training."""
+        """Run a forward pass and return its result; record it if it is part of training."""
         if not torch.is_grad_enabled():
             return module(*args, **kwargs)
         self.begin(module)
@@ -121,7 +126,7 @@ class FirstStep:
         gradients = {}
         for name, g in engine.gradients():
             cut = split.cuts.get(name)
-            gradients[name] = g if split.unsplit or cut is None else cut.joined(of_all_ranks(g, comm))
+            gradients[name] = g if split.unsplit or cut is None else cut.joined(gather_parts(g, comm))
         piped = step if comm.mesh.size("pp") > 1 else None
         mine = self._passes if piped is None else [(_detached((x,)), {}, target) for x, target in piped[0]]
         two = [_detached(batch) for batch in step[0][:2] if joinable(batch)] if step is not None else []
@@ -133,8 +138,10 @@ class FirstStep:
         result = None
         if self.whole is not None:
             passes = [each for notes in of_replicas for each in notes]
-            truth = _alone(self.whole, passes, None if piped is None else piped[1:])
-            worst, share = _farthest(gradients, truth)
+            truth = _one_process(self.whole, passes, None if piped is None else piped[1:])
+            worst, share = largest_deviation(
+                truth, lambda name: float((gradients[name].to(truth[name]).double() - truth[name].double()).norm())
+            )
             bound = BOUNDS.get(self.dtype, _COARSE)
             what = DTYPE_NAMES.get(self.dtype, str(self.dtype))
             two = [batch for batches in of_two for batch in batches][:2]
@@ -145,7 +152,7 @@ class FirstStep:
 
 
 def require_comparable(s: Strategy, buffers: str) -> None:
-    """Refuse what one process does not compute alike. Raises InputError."""
+    """Refuse options under which one process does not compute the same gradients. Raises InputError."""
     if s.compression != "none":
         raise InputError("strategy.compression", s.compression, "equals no step of one process", "leave it out")
     if buffers == "synchronise":
@@ -154,13 +161,14 @@ def require_comparable(s: Strategy, buffers: str) -> None:
 
 
 def without_dropout(module: nn.Module) -> None:
-    """Put a module in evaluation, but for norms whose statistics are the batch's."""
+    """Put a module in evaluation mode, except norms with statistics of the batch."""
     for m in module.modules():
         m.training = m.training and isinstance(m, _NormBase)
 
 
 def _conclude(deviation: StepDeviation, rank: int) -> None:
-    """Write the result where `phalanx parity` waits for it and end, or refuse what is off. Raises InputError."""
+    """Write the result where `phalanx parity` waits for it, and end the program; otherwise warn of a deviation.
+    Raises InputError beyond the bound."""
     file = os.environ.get(REQUEST)
     if file:
         if rank == 0:
@@ -173,7 +181,7 @@ def _conclude(deviation: StepDeviation, rank: int) -> None:
         warnings.warn(deviation.looks_across, stacklevel=2)
 
 
-def _alone(
+def _one_process(
     whole: nn.Module, passes: Sequence[tuple[Any, Any, Any]], loss: tuple[Loss, float] | None
 ) -> dict[str, Tensor]:
     """Run all passes in one process; return the gradients by name."""
@@ -189,21 +197,8 @@ def _alone(
     return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
 
 
-def _farthest(gradients: Mapping[str, Tensor], truth: Mapping[str, Tensor]) -> tuple[str, float]:
-    """Return the parameter whose gradient is farthest off, and how far."""
-    norms = {name: float(g.double().norm()) for name, g in truth.items()}
-    floor = _FLOOR * float(sum(n * n for n in norms.values()) / max(len(norms), 1)) ** 0.5
-    worst, most = "", 0.0
-    for name, g in truth.items():
-        error = float((gradients[name].to(g).double() - g.double()).norm())
-        share = error / max(norms[name], floor) if error else 0.0
-        if not share <= most:
-            worst, most = name, share
-    return worst, most
-
-
 def _detached(value: Any) -> Any:
-    """Copy what a module is called with, so that no later change is seen."""
+    """Copy the arguments of a module, with detached tensors, so that later changes do not show."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, tuple | list):
@@ -214,5 +209,52 @@ def _detached(value: Any) -> Any:
 
 
 def read_deviation(file: Path) -> StepDeviation | None:
-    """Read what a program's first step came to; None if it made none."""
+    """Read the result of a program's first step; None if it wrote none."""
     return StepDeviation(**json.loads(file.read_text())) if file.exists() else None
+
+
+def joined_deviation(whole: nn.Module, batches: Sequence[tuple[Any, Any]], loss: Loss) -> float | None:
+    """Return how far the gradient of two micro-batches, (input, target) each, is from that of both as one batch, as a
+    share of its norm; None where they cannot be joined along their first dim."""
+    try:
+        apart, joined = _summed_gradient(whole, batches, loss), _summed_gradient(whole, [_joined(batches)], loss)
+    except Exception:  # a stranger's loss and module, on a batch that they were not written for
+        return None
+    square, norm = float(joined.dot(joined)), float(apart.norm())
+    if not square or not norm:
+        return None
+    return float((apart - joined * (float(apart.dot(joined)) / square)).norm()) / norm
+
+
+def joinable(batch: Any) -> bool:
+    """Whether a batch is made of tensors with a first dim."""
+    try:
+        _joined([batch])
+    except TypeError:
+        return False
+    return True
+
+
+def _summed_gradient(whole: nn.Module, batches: Sequence[tuple[Any, Any]], loss: Loss) -> Tensor:
+    """Return the sum of the gradients of some batches, flat, in fp64."""
+    trained = [p for p in whole.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in trained), dtype=torch.float64, device=trained[0].device)
+    for x, target in batches:
+        grads = torch.autograd.grad(loss(whole(x), target), trained, allow_unused=True)
+        flat = [(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(trained, grads, strict=True)]
+        total += torch.cat(flat).double()
+    return total
+
+
+def _joined(values: Sequence[Any]) -> Any:
+    """Join inputs or targets of several batches along their first dim. Raises TypeError for one without."""
+    first = values[0]
+    if isinstance(first, Tensor) and first.dim():
+        return torch.cat(list(values))
+    if isinstance(first, tuple | list):
+        return type(first)(_joined(parts) for parts in zip(*values, strict=True))
+    if isinstance(first, Mapping):
+        return {key: _joined([value[key] for value in values]) for key in first}
+    if first is None:
+        return None
+    raise TypeError(f"{type(first).__name__} cannot be joined")

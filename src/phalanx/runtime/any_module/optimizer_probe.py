@@ -20,8 +20,8 @@ _NOT_COPIED = ("state", "param_groups", "_optimizer_")
 
 
 def looks_beyond_elements(optimizer: torch.optim.Optimizer, device: torch.device, flat: bool) -> bool:
-    """Whether the update of an element depends on other elements; where shards are `flat`, also on the shape of its
-    tensor. False where the trial cannot tell: the optimizer draws random numbers, or needs more than gradients."""
+    """Whether the update of an element depends on other elements, or with `flat` shards on the shape of its tensor.
+    False if the trial cannot tell, since the optimizer draws random numbers or needs more than gradients."""
     draw = torch.Generator().manual_seed(0)
     drawn = [torch.randn(_SHAPE, generator=draw, dtype=torch.float64) for _ in range(1 + _STEPS)]
     start, *gradients = (t.to(device) for t in drawn)

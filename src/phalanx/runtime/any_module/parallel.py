@@ -136,12 +136,12 @@ class Parallel(nn.Module):
 
     @property
     def replica(self) -> int:
-        """The index of this rank's share of the data, of `replicas`."""
+        """The index, below `replicas`, of this rank's share of the data."""
         return self.comm.mesh.replica(self.rank)
 
     @property
     def replicas(self) -> int:
-        """How many shares the data has."""
+        """The number of shares of the data."""
         return self.strategy.dp
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -366,7 +366,7 @@ class Parallel(nn.Module):
         return step
 
     def _unsplit_follows(self) -> None:
-        """Load the state into the unsplit module too, if it is still to be compared."""
+        """Load the state into the unsplit module too, if a comparison with it is still to come."""
         for whole in [unsplit for unsplit, _ in self._unsplit] + [first.whole for first in self._first_step]:
             state = self.state_dict()  # all ranks together, also where only rank 0 has the module
             if whole is not None:

@@ -34,7 +34,7 @@ from phalanx.runtime.any_module.units import common_dtype, find_units, recompute
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.process import world as worlds
-from phalanx.runtime.process.environment import ALONE, World, external
+from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.schedule.pipeline.stages import rank_of, require_chunks
 from phalanx.spec.cluster.collective_choice import Choice
 from phalanx.spec.errors import InputError
@@ -173,12 +173,12 @@ def spread(
 def _world(timeout_s: float) -> World:
     """Join the ranks of this run, unless the caller already has."""
     if not dist.is_initialized():
-        world = external() or ALONE
+        world = external_world() or ALONE
         worlds.join(world, timeout_s)
         if world.size > 1:
             atexit.register(worlds.leave)
         return world
-    given = external()
+    given = external_world()
     rank, size = dist.get_rank(), dist.get_world_size()
     return given if given and given.size == size else World(rank, size, rank, size)
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from phalanx.runtime.any_module.first_pass import evaluating, tensors_in
+from phalanx.runtime.any_module.first_pass import evaluation_mode, tensors_in
 from phalanx.runtime.any_module.tensor_plan import Matrix, split_layers, tied_layers
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import World
@@ -38,7 +38,7 @@ _REPLICATED = "replicated_with_grad_allreduce"
 _ALIKE = 1e-2
 """How far sums may be off for rounding, in 16 bits too; the first batch is compared more finely (first_pass.py)."""
 _PARENTS = 2
-"""How far above a layer its partners are looked for."""
+"""Number of parents above a layer in which its partners are searched for."""
 
 
 def propose_tp_plan(
@@ -57,7 +57,7 @@ def propose_tp_plan(
         reason = f"is not what {type(module).__name__}.forward takes ({error})"
         raise InputError("args", None, reason, "give its inputs alone, without the targets of a loss") from None
     plan: dict[str, str] = {}
-    with torch.enable_grad(), evaluating(module), torch.random.fork_rng():
+    with torch.enable_grad(), evaluation_mode(module), torch.random.fork_rng():
         inputs, outs = _inputs(module, *batch)
         taken = tied_layers(module)
         for name, x in inputs.items():
@@ -77,17 +77,17 @@ def propose_tp_plan(
     if not plan:
         reason = f"has no layers that {tp} ranks could split, one after another, without sending in between"
         raise InputError("tp_plan", type(module).__name__, reason, "name the layers, or use dp, zero or pp")
-    return _merged(module, plan)
+    return _with_wildcards(module, plan)
 
 
 def _runnable(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], tp: int) -> dict[str, str]:
-    """Return the plan, in which blocks that do not run split, though their numbers of heads are divided, follow the
-    width of a rank, or are left out where that does not help. Raises InputError if others do not run."""
+    """Return a plan whose blocks all run. A block that does not, though its number of heads is divided, gets the
+    style `local_width`, or if that does not help is left out. Raises InputError if other parts do not run."""
     error = _fault(module, plan, batch, tp)
     owners = [key.rpartition(".")[0] for key, style in plan.items() if style == "divided"] if error else []
     within = [f"{owner}." if owner else "" for owner in owners]
-    for kind in dict.fromkeys(map(_numbered, within)):
-        own = tuple(name for name in within if _numbered(name) == kind)
+    for kind in dict.fromkeys(map(_wildcard, within)):
+        own = tuple(name for name in within if _wildcard(name) == kind)
         alone = {key: style for key, style in plan.items() if key.startswith(own)}
         if not (fault := _fault(module, alone, batch, tp)):
             continue
@@ -130,7 +130,7 @@ def _following(
 
 
 def _sums_alike(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], tp: int) -> bool:
-    """Whether the terms of all ranks sum up to what the layers return that sum alone, all else being whole."""
+    """Whether the outputs that ranks' parts of the rowwise layers return sum up to the unsplit layers' outputs."""
     layers = [name for name, style in plan.items() if style == "rowwise"]
 
     def returned(part: nn.Module) -> Tensor:
@@ -216,7 +216,7 @@ def _block(module: nn.Module, name: str, x: Tensor, outs: list[Tensor], tp: int,
 def _partners(
     module: nn.Module, near: Mapping[str, Tensor], x: Tensor, dim: int, tp: int, taken: set[str]
 ) -> dict[str, str]:
-    """Return the styles of the layers and parameters whose rows go with the parts of x along a dim."""
+    """Return the styles of the layers and parameters whose rows each determine one rank's part of x along a dim."""
     draw = torch.Generator().manual_seed(0)
     used: dict[str, list[Tensor]] = {key: [] for key in near}
     for part in x.chunk(tp, dim):
@@ -240,7 +240,11 @@ def _partners(
         entry, style = _entry(layer, owner, key)
         if entry is None or owner in taken:
             return {}
-        said = style if len(counts) == 1 or style not in ("colwise", "per_channel") else f"{style}:{_said(counts)}"
+        said = (
+            style
+            if len(counts) == 1 or style not in ("colwise", "per_channel")
+            else f"{style}:{_write_counts(counts)}"
+        )
         if styles.setdefault(entry, said) != said:
             return {}
     split = [near[f"{name}.weight"] for name, style in styles.items() if style.startswith("colwise")]
@@ -263,8 +267,8 @@ def _rows(module: nn.Module, key: str) -> int:
 
 
 def _entry(layer: nn.Module, owner: str, key: str) -> tuple[str | None, str]:
-    """Return the name and the style of what holds a parameter that is split by its rows; no name where no style
-    does it."""
+    """Return the plan's entry (a layer or the parameter) and style that split a parameter by its rows; None and "" if
+    no style does."""
     if isinstance(layer, nn.Linear) or (isinstance(layer, _ConvNd) and layer.groups == 1):
         return owner, "colwise"
     if isinstance(layer, _ConvNd | nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.PReLU):
@@ -275,8 +279,8 @@ def _entry(layer: nn.Module, owner: str, key: str) -> tuple[str | None, str]:
 
 
 def _counts(ranks: list[Tensor]) -> tuple[int, ...] | None:
-    """Return the sizes of the packed matrices of a parameter, of which each rank uses its rows: `ranks` says which
-    rows (rows,) each uses. None where ranks share rows, or theirs are not in order."""
+    """Return the sizes of the matrices that are packed in a parameter. `ranks`: for each rank, which rows (rows,) it
+    uses. None if ranks share rows, or do not use them in order."""
     table = torch.stack(ranks).int()  # (tp, rows)
     if int(table.sum(0).max()) > 1 or not all(rows.any() for rows in ranks):
         return None
@@ -299,31 +303,35 @@ def _counts(ranks: list[Tensor]) -> tuple[int, ...] | None:
     return tuple(counts)
 
 
-def _said(counts: tuple[int, ...]) -> str:
+def _write_counts(counts: tuple[int, ...]) -> str:
     return str(len(counts)) if len(set(counts)) == 1 else ",".join(map(str, counts))
 
 
 def _inside(whole: list[str], near: Mapping[str, Tensor], x: Tensor, split: list[Tensor]) -> list[str] | None:
-    """Return the parameters, of those that all ranks use, that act on what the split layers return; None where x also
-    depends on what comes before them, whose gradient each rank would have a part of."""
-    stop, names = {id(w) for w in split}, {id(near[key]): key for key in whole}
-    inside: dict[str, None] = {}
-    stack, met = [x.grad_fn], set()
+    """Return the parameters among `whole`, which all ranks use, that act on the outputs of the split layers; None if
+    x also depends on other tensors in between, of whose gradient each rank would have a part."""
+    names, known = {id(near[key]): key for key in whole}, {id(p) for p in near.values()}
+    # The inputs of a split layer are whole, and get the sum of all gradients.
+    leaves = dict.fromkeys(_leaves_behind([x], split))
+    if not known.issuperset(leaves):
+        return None
+    return [names[leaf] for leaf in leaves if leaf in names]
+
+
+def _leaves_behind(outs: Sequence[Tensor], stops: Sequence[Tensor]) -> Iterator[int]:
+    """Yield the ids of the parameters on which `outs` depend, without operations on `stops` and what is behind
+    them."""
+    barriers = {id(p) for p in stops}
+    stack, met = [t.grad_fn for t in outs], set()
     while stack:
         node = stack.pop()
         if node is None or node in met:
             continue
         met.add(node)
-        leaves = list(_leaves(node))
-        if any(id(leaf) in stop for leaf in leaves):
-            continue  # a split layer: what comes before it is whole, and gets the sum of all gradients
-        for leaf in leaves:
-            if id(leaf) in names:
-                inside[names[id(leaf)]] = None
-            elif not any(leaf is p for p in near.values()):
-                return None
-        stack += [after for after, _ in node.next_functions]
-    return list(inside)
+        leaves = [id(leaf) for leaf in _leaves(node)]
+        if barriers.isdisjoint(leaves):
+            yield from leaves
+            stack += [after for after, _ in node.next_functions]
 
 
 def _leaves(node: Any) -> Iterator[Tensor]:
@@ -336,21 +344,8 @@ def _leaves(node: Any) -> Iterator[Tensor]:
 
 
 def _leaks(outs: list[Tensor], layer: nn.Module, split: Sequence[Tensor]) -> bool:
-    """Whether the module's outputs depend on split rows on a way that does not lead through the layer that sums."""
-    weight, rows = layer.weight, {id(p) for p in split}
-    stack, met = [t.grad_fn for t in outs], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in met:
-            continue
-        met.add(node)
-        leaves = list(_leaves(node))
-        if any(leaf is weight for leaf in leaves):
-            continue
-        if any(id(leaf) in rows for leaf in leaves):
-            return True
-        stack += [after for after, _ in node.next_functions]
-    return False
+    """Whether the module's outputs depend on split rows other than through the layer that sums."""
+    return not {id(p) for p in split}.isdisjoint(_leaves_behind(outs, [layer.weight]))  # type: ignore[list-item]
 
 
 def _numbers(module: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str, str]:
@@ -374,22 +369,22 @@ _HEADS = (
     *("heads", "n_heads", "num_heads", "n_head", "nheads", "num_attention_heads"),
     *("kv_heads", "n_kv_heads", "num_kv_heads", "num_key_value_heads"),
 )
-"""What numbers of heads are called."""
+"""Common names of numbers of heads."""
 
 
-def _merged(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
-    """Write `*` for the numbers in names, where all that has such a name has one style."""
+def _with_wildcards(module: nn.Module, plan: Mapping[str, str]) -> dict[str, str]:
+    """Write `*` for the numbers in names if all names of that form have the same style."""
     names = [name for name, _ in module.named_modules()] + [name for name, _ in module.named_parameters()]
     names += [f"{n}.{key}" if n else key for n, part in module.named_modules() for key in vars(part)]
     like: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        like.setdefault(_numbered(name), []).append(name)
+        like.setdefault(_wildcard(name), []).append(name)
     result: dict[str, str] = {}
     for name, style in plan.items():
-        alike = {plan.get(other) for other in like[_numbered(name)]} == {style}
-        result[_numbered(name) if alike else name] = style
+        alike = {plan.get(other) for other in like[_wildcard(name)]} == {style}
+        result[_wildcard(name) if alike else name] = style
     return result
 
 
-def _numbered(name: str) -> str:
+def _wildcard(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.)", "*", name, count=1)

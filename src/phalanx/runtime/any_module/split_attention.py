@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module.split_names import Cut
-from phalanx.runtime.any_module.tensor_comm import Copied, SummedTerms
+from phalanx.runtime.any_module.tensor_comm import CopyInput, SumTerms
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError
 
@@ -65,21 +65,22 @@ def _attend(
     biases: Any = (None,) * 3 if layer.in_proj_bias is None else layer.in_proj_bias.chunk(3)
     heads = []
     for x, w, b in zip((query, key, value), weights, biases, strict=True):
-        copied: Tensor = Copied.apply(x if batched else x.unsqueeze(0), comm)
+        copied: Tensor = CopyInput.apply(x if batched else x.unsqueeze(0), comm)
         copied = copied.transpose(0, 1) if turned else copied
         heads.append(F.linear(copied, w, b).unflatten(-1, (layer.num_heads, layer.head_dim)).transpose(1, 2))
     q, k, v = heads
     dropped = layer.dropout if layer.training else 0.0
     out = F.scaled_dot_product_attention(q, k, v, _scores(mask, padding, layer, comm, q), dropped)
     out = F.linear(out.transpose(1, 2).flatten(2), layer.out_proj.weight)  # a term of (batch, tokens, d)
-    y: Tensor = SummedTerms.apply(out.transpose(0, 1) if turned else out if batched else out.squeeze(0), comm)
+    y: Tensor = SumTerms.apply(out.transpose(0, 1) if turned else out if batched else out.squeeze(0), comm)
     return y if layer.out_proj.bias is None else y + layer.out_proj.bias
 
 
 def _scores(
     mask: Tensor | None, padding: Tensor | None, layer: nn.MultiheadAttention, comm: Comm, like: Tensor
 ) -> Tensor | None:
-    """Join both masks (True is left out, or what is added to scores) into what is added: (batch, heads, to, from)."""
+    """Return the sum of both masks as numbers to add to the scores, (batch, heads, queries, keys). Where a mask is
+    boolean, True hides a key."""
 
     def added(m: Tensor) -> Tensor:
         return torch.zeros_like(m, dtype=like.dtype).masked_fill(m, -torch.inf) if m.dtype == torch.bool else m

@@ -12,8 +12,8 @@ from phalanx.spec.strategy.split import ParameterBox
 
 @dataclass(frozen=True)
 class Cut:
-    """A tensor cut along a dim into one part a rank. A matrix that packs several (gate and up; q, k and v) has their
-    sizes in `counts`, along dim 0, and each rank has its part of every one."""
+    """How a tensor is cut along a dim into one part per rank. `counts`: the sizes, along dim 0, of the matrices that
+    one packs (gate and up; q, k and v), of each of which a rank has its part."""
 
     dim: int
     counts: tuple[int, ...] = ()

@@ -65,7 +65,7 @@ def cut_children(module: nn.Module, cuts: Sequence[int | str] | None, s: Strateg
 
 
 def _place(cut: int | str, names: list[str]) -> int:
-    """Return the place of the child with which a chunk begins, by its number or its name."""
+    """Return the index of the child with which a chunk begins, given its number or its name."""
     if isinstance(cut, int) and not isinstance(cut, bool):
         return cut
     if cut not in names:
@@ -198,7 +198,7 @@ class ModuleStages:
         return self._pipelines[key]
 
     def shapes(self, x: Tensor) -> list[tuple[int, ...]]:
-        """Return the shape of the stream behind each chunk but the last, for this input. Raises InputError for a
+        """Return the shape of the stream after each chunk but the last, for the input x. Raises InputError for a
         child whose output is not one tensor of the compute type, or depends on more than the input's shape."""
         key = (x.shape, x.dtype)
         if key not in self._shapes:
@@ -222,7 +222,8 @@ class ModuleStages:
         return self._shapes[key]
 
     def _run(self, batch: tuple[Tensor, Any], x: Tensor | None, chunk: int) -> Tensor:
-        """Run a micro-batch through this rank's `chunk`-th chunk. Returns the stream, or the loss of the last one."""
+        """Run a micro-batch through this rank's chunk number `chunk`. Returns the stream, or from the last chunk of
+        the model the loss."""
         mine = stages.rank_of(self.strategy)
         place = self.comm.mesh.place(self.comm.world.rank)["pp"]
         number = [c for c, rank in enumerate(mine) if rank == place][chunk]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module.split_names import SplitNames
-from phalanx.runtime.any_module.tensor_comm import of_all_ranks
+from phalanx.runtime.any_module.tensor_comm import gather_parts
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.checkpoint.boxes import Part, full_part, share
 from phalanx.runtime.comm.communicator import Comm
@@ -73,21 +73,21 @@ def state_dict(state: ModuleState) -> dict[str, Tensor]:
     engine, comm = state.engine, state.comm
     unsharded = {} if state.engine.sharding.state else dict(state.masters)
     for b in engine.buckets if engine.sharding.state else ():
-        assert b.master is not None
         unsharded |= b.views(engine.gather_bucket(b, b.master))
     own: dict[str, Tensor] = {}
     for name, t in state.module.state_dict().items():
         known = state.place(name)
         full = unsharded.get(known, t)
         cut = state.split.cuts.get(known)
-        own[name] = (full if cut is None else cut.joined(of_all_ranks(full, comm))).detach().clone()
+        own[name] = (full if cut is None else cut.joined(gather_parts(full, comm))).detach().clone()
     if not state.whole:
         return own
     return {name: _from_its_stage(state, name, like, own.get(name)) for name, like in state.whole.items()}
 
 
 def _from_its_stage(state: ModuleState, name: str, like: Tensor, own: Tensor | None) -> Tensor:
-    """Return a tensor of one pipeline stage on all stages: the others add zeros."""
+    """Return a tensor that one pipeline stage has (`own`, else None) on all stages, by a sum in which the others add
+    zeros."""
     dtype = state.master_dtype if name in state.trained else like.dtype
     carried = dtype if dtype.is_floating_point else torch.int64
     zeros = torch.zeros(like.shape, dtype=carried, device=state.comm.world.device)
@@ -124,7 +124,7 @@ def load_state_dict(state: ModuleState, tensors: Mapping[str, Tensor]) -> None:
 def save(state: ModuleState, optimizer: torch.optim.Optimizer, folder: Path, step: int, keep: int) -> None:
     """Write a checkpoint; all ranks together."""
     saver = Saver(folder, state.comm, keep)
-    mine = logical_state.owned(state.engine, state.masters, optimizer, _boxes(state))
+    mine = logical_state.owned_parts(state.engine, state.masters, optimizer, _boxes(state))
     rest = share(_rest(state, copies=False), state.comm.index(state.alike), state.comm.size(state.alike))
     saver.save(step, (*mine, *rest), {})
     saver.wait()
@@ -143,8 +143,7 @@ def _boxes(state: ModuleState) -> SplitNames | None:
 
 
 def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
-    """Yield frozen parameters and buffers; without `copies`, those that an earlier tp rank also holds are left
-    out."""
+    """Yield frozen parameters and buffers; without `copies`, except tensors that an earlier tp rank also holds."""
     for name, t in state.module.state_dict().items():
         if name in state.names:
             continue

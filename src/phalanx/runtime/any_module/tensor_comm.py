@@ -9,14 +9,14 @@ from torch.autograd.function import once_differentiable
 from phalanx.runtime.comm.communicator import Comm
 
 
-def summed(x: Tensor, comm: Comm, phase: Any) -> Tensor:
+def sum_over_tp(x: Tensor, comm: Comm, phase: Any) -> Tensor:
     """Return the sum over the tp ranks."""
     x = x.clone(memory_format=torch.contiguous_format)
     comm.all_reduce(x, "tp", unit="tp_plan", phase=phase).wait()
     return x
 
 
-def of_all_ranks(x: Tensor, comm: Comm) -> tuple[Tensor, ...]:
+def gather_parts(x: Tensor, comm: Comm) -> tuple[Tensor, ...]:
     """Return the parts of all tp ranks."""
     tp, index = comm.mesh.size("tp"), comm.mesh.place(comm.world.rank)["tp"]
     parts = torch.zeros((tp, *x.shape), dtype=x.dtype, device=x.device)
@@ -25,7 +25,7 @@ def of_all_ranks(x: Tensor, comm: Comm) -> tuple[Tensor, ...]:
     return tuple(parts)
 
 
-class Copied(torch.autograd.Function):
+class CopyInput(torch.autograd.Function):
     """Identity of an input that all ranks have and use differently; backward sums its gradient over the ranks."""
 
     @staticmethod
@@ -36,15 +36,15 @@ class Copied(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return summed(g, ctx.comm, "B"), None
+        return sum_over_tp(g, ctx.comm, "B"), None
 
 
-class SummedTerms(torch.autograd.Function):
+class SumTerms(torch.autograd.Function):
     """Sum of the ranks' terms; backward gives each term the whole gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm) -> Tensor:
-        return summed(x, comm, "F")
+        return sum_over_tp(x, comm, "F")
 
     @staticmethod
     @once_differentiable
@@ -52,13 +52,13 @@ class SummedTerms(torch.autograd.Function):
         return g, None
 
 
-class Gathered(torch.autograd.Function):
+class GatherParts(torch.autograd.Function):
     """Concatenation of all ranks' parts along a dim; backward takes the gradient of this rank's part."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, comm: Comm, dim: int) -> Tensor:
         ctx.comm, ctx.dim, ctx.size = comm, dim, x.shape[dim]
-        return torch.cat(of_all_ranks(x, comm), dim)
+        return torch.cat(gather_parts(x, comm), dim)
 
     @staticmethod
     @once_differentiable

@@ -23,8 +23,9 @@ plans that Hugging Face models publish (`base_model_tp_plan` of a config, `_tp_p
 proposal.py makes one of a module and a batch. Layers: Shoeybi et al. 2019, section 3.
 """
 
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,11 +33,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.overrides import TorchFunctionMode
 
-from phalanx.runtime.any_module.local_width import follow_local_width
 from phalanx.runtime.any_module.split_attention import split_attention
 from phalanx.runtime.any_module.split_names import Cut
-from phalanx.runtime.any_module.tensor_comm import Copied, Gathered, SummedTerms, summed
+from phalanx.runtime.any_module.tensor_comm import CopyInput, GatherParts, SumTerms, sum_over_tp
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.spec.errors import InputError, nearest
 
@@ -79,9 +80,8 @@ def published_plan(module: nn.Module) -> dict[str, str]:
 
 
 def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict[str, Cut]:
-    """Split the layers that a plan names over the tp ranks; return the cut of each split tensor.
-
-    Raises InputError for a name that nothing has, a style that is not known, and sizes that do not divide."""
+    """Split the layers that a plan names over the tp ranks; return the cut of each split tensor. Raises InputError
+    for a name that nothing has, a style that is not known, and sizes that do not divide."""
     layers = dict(module.named_modules())
     parameters, tied = dict(module.named_parameters()), tied_layers(module)
     cuts: dict[str, Cut] = {}
@@ -105,7 +105,7 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
         if style == "replicated_with_grad_allreduce":
             replicas = [p for name in names for p in layers[name].parameters()] + [parameters[name] for name in alone]
             for p in replicas:
-                p.register_hook(lambda g: summed(g, comm, "B"))
+                p.register_hook(lambda g: sum_over_tp(g, comm, "B"))
             continue
         for name in names if style != "local_width" else ():
             if name in tied:
@@ -122,7 +122,7 @@ def split_layers(module: nn.Module, plan: Mapping[str, str], comm: Comm) -> dict
 
 
 def _style(pattern: str, word: str) -> tuple[str, tuple[int, ...]]:
-    """Return a style, and the counts behind its colon. Raises InputError."""
+    """Return (a style, the counts after its colon) from the word of a plan. Raises InputError."""
     style, _, said = word.partition(":") if isinstance(word, str) else (word, "", "")
     style = _SAME.get(style, style)
     if style not in STYLES:
@@ -218,8 +218,8 @@ def _keep_part(
     layer: str = "",
     style: str = "per_channel",
 ) -> Cut:
-    """Keep this rank's part of a tensor; without a dim that of its first one with several elements. Raises InputError
-    for sizes that do not divide."""
+    """Keep this rank's part of a tensor along `dim`, by default its first dim with several elements; return the cut.
+    Raises InputError for sizes that tp does not divide."""
     tensor, tp = tensors[key], comm.mesh.size("tp")
     if dim is None:
         dim = next((i for i, n in enumerate(tensor.shape) if n > 1), 0)
@@ -260,7 +260,7 @@ def _matching(pattern: str) -> re.Pattern[str]:
 
 
 def tied_layers(module: nn.Module) -> set[str]:
-    """Return the names of layers whose weight another layer has too."""
+    """Return the names of layers that share a weight with another layer."""
     owners: dict[int, list[str]] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
         owners.setdefault(id(p), []).append(name.rpartition(".")[0])
@@ -268,7 +268,7 @@ def tied_layers(module: nn.Module) -> set[str]:
 
 
 def _look_up(layer: nn.Embedding, comm: Comm) -> None:
-    """Let an embedding that has this rank's rows sum what is looked up over the ranks."""
+    """Make an embedding that has this rank's rows look up these alone, and sum the results over the ranks."""
     rows = layer.weight.shape[0]
     low = rows * comm.mesh.place(comm.world.rank)["tp"]
     padding = None if layer.padding_idx is None else layer.padding_idx - low
@@ -277,7 +277,7 @@ def _look_up(layer: nn.Embedding, comm: Comm) -> None:
     def everywhere(ids: Tensor) -> Tensor:
         here = (ids >= low) & (ids < low + rows)
         own = F.embedding(torch.where(here, ids - low, 0), layer.weight, padding)
-        y: Tensor = SummedTerms.apply(own * here.unsqueeze(-1), comm)
+        y: Tensor = SumTerms.apply(own * here.unsqueeze(-1), comm)
         return y
 
     layer.forward = everywhere  # type: ignore[method-assign,assignment]
@@ -289,22 +289,22 @@ def _communicate(layer: Matrix, style: str, comm: Comm) -> None:
     inner: Callable[..., Tensor] = layer.forward
 
     def rowwise(x: Tensor) -> Tensor:
-        y: Tensor = SummedTerms.apply(_product(layer, x), comm)
+        y: Tensor = SumTerms.apply(_product(layer, x), comm)
         y = y if layer.bias is None else y + layer.bias.view(-1, *(1,) * spatial)
-        return Copied.apply(y, comm) if style == "rowwise_inside" else y
+        return CopyInput.apply(y, comm) if style == "rowwise_inside" else y
 
     def colwise(x: Tensor, *args: Any) -> Tensor:
-        y = inner(x if style == "colwise_inside" else Copied.apply(x, comm), *args)
+        y = inner(x if style == "colwise_inside" else CopyInput.apply(x, comm), *args)
         if style != "colwise_gather_output":
             return y
-        gathered: Tensor = Gathered.apply(y, comm, -1 - spatial)
+        gathered: Tensor = GatherParts.apply(y, comm, -1 - spatial)
         return gathered
 
     layer.forward = rowwise if style in _ROWS else colwise  # type: ignore[method-assign]
 
 
 def _product(layer: Matrix, x: Tensor) -> Tensor:
-    """Return what a layer computes without its bias."""
+    """Return the output of a layer, without its bias."""
     if isinstance(layer, nn.Linear):
         return F.linear(x, layer.weight)
     if isinstance(layer, _ConvTransposeNd):
@@ -312,3 +312,49 @@ def _product(layer: Matrix, x: Tensor) -> Tensor:
         how = layer.stride, layer.padding, layer.output_padding, layer.groups, layer.dilation
         return product(x, layer.weight, None, *how)  # type: ignore[no-any-return]
     return layer._conv_forward(x, layer.weight, None)
+
+
+_VIEWS = {Tensor.view, Tensor.reshape, torch.reshape}
+
+
+def follow_local_width(block: nn.Module, tp: int) -> None:
+    """Make the views in a block's forward pass, whose numbers are divided already, have a tp-th of the width.
+
+    Attention that takes sizes from its input, of which a rank has everything, is written in nanoGPT and timm as
+
+        b, t, width = x.shape
+        q = q.view(b, t, self.heads, width // self.heads)
+        y = y.transpose(1, 2).reshape(b, t, width)
+
+    With its number of heads divided it asks for tp times the elements that a rank has; such a view gets a tp-th of
+    the last of its sizes that the width gives. Every other call is left alone.
+    """
+    inner, numbers = block.forward, [n for n in vars(block).values() if type(n) is int and n > 0]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        given = [t for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and t.dim() > 1]
+        widths = {t.shape[-1] for t in given} | {t.shape[1] for t in given if t.dim() > 3}
+        with _LocalWidth(tp, widths | {width // n for width in widths for n in numbers}):
+            return inner(*args, **kwargs)
+
+    block.forward = forward
+
+
+class _LocalWidth(TorchFunctionMode):
+    """Divides one of `sizes` by tp where a view asks for tp times the elements of a tensor."""
+
+    def __init__(self, tp: int, sizes: set[int]) -> None:
+        super().__init__()
+        self._tp, self._sizes = tp, sizes
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _VIEWS and not kwargs:
+            x, *size = args
+            args = x, *self._local(x, size[0] if len(size) == 1 and isinstance(size[0], Sequence) else size, size)
+        return func(*args, **(kwargs or {}))
+
+    def _local(self, x: Tensor, size: Sequence[Any], said: Sequence[Any]) -> Sequence[Any]:
+        if not all(isinstance(n, int) and n > 0 for n in size) or math.prod(size) != x.numel() * self._tp:
+            return said
+        places = [i for i, n in enumerate(size) if n in self._sizes and n % self._tp == 0]
+        return [[n // self._tp if i == places[-1] else n for i, n in enumerate(size)]] if places else said

@@ -1,4 +1,4 @@
-"""Cutting of any module for the engine: its units, its buckets, and checks that name parameters that cannot be
+"""How any module is cut for the engine: its units, its buckets, and checks for parameters that cannot be
 parallelized."""
 
 from collections.abc import Sequence
@@ -77,8 +77,8 @@ def find_units(module: nn.Module, modules: Sequence[nn.Module] | None) -> dict[s
 
 
 def recompute_units(units: dict[str, nn.Module]) -> None:
-    """Keep of each unit's forward pass only its inputs, and run it again in the backward pass. Raises InputError for
-    one with running statistics, which would count a batch twice, and where there are no units."""
+    """Make each unit keep only its inputs and run its forward pass again in the backward pass. Raises InputError for
+    a unit with running statistics, which would count a batch twice, and if there are no units."""
     if not units:
         raise InputError("strategy.recompute", "full", "repeats units, and the module has none", "say units=[...]")
     for name, unit in units.items():

@@ -38,39 +38,39 @@ def fits(*operands: Tensor) -> bool:
     )
 
 
-def rows(counts: Sequence[int], *operands: Tensor) -> RowEnds | None:
-    """Send the numbers of rows of each expert to the device of these operands; None if there is no kernel for them,
-    or nothing to compute."""
+def row_ends(counts: Sequence[int], *operands: Tensor) -> RowEnds | None:
+    """Return the row offsets of experts with `counts` rows on the operands' device; None if there is no kernel for
+    these operands, or nothing to compute."""
     device = operands[0].device
     if device.type == "cpu" or not any(counts) or len(counts) > _MOST or not fits(*operands):
         return None
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return None
-    return sent(counts, device)
+    return send_counts(counts, device)
 
 
-def sent(counts: Sequence[int], device: torch.device) -> RowEnds:
-    """Send the numbers of rows of each expert to a device."""
-    ends, of = host_values.sent([*accumulate(counts), *counts], device).int().chunk(2)
+def send_counts(counts: Sequence[int], device: torch.device) -> RowEnds:
+    """Return the row offsets of experts with `counts` rows on a device."""
+    ends, of = host_values.to_device([*accumulate(counts), *counts], device).int().chunk(2)
     return RowEnds(ends, of)
 
 
-def all_at_once(x: Tensor, weights: Tensor, where: RowEnds) -> Tensor:
+def multiply_all(x: Tensor, weights: Tensor, where: RowEnds) -> Tensor:
     """Compute x_e W_e for the rows of every expert e, (rows, n), from x (rows, m) and W (experts, m, n)."""
     return torch._grouped_mm(x, weights, where.ends)
 
 
-def all_weights(g: Tensor, x: Tensor, where: RowEnds) -> Tensor:
+def weight_gradients(g: Tensor, x: Tensor, where: RowEnds) -> Tensor:
     """Compute the gradients of every expert's weights, g_eᵀ x_e, (experts, m, n), from g (rows, m) and x (rows, n).
     Every expert has rows."""
     return torch._grouped_mm(g.t(), x, where.ends)
 
 
-def of_rows(x: Tensor, weights: Tensor, expert: int, where: RowEnds) -> Tensor:
+def multiply_expert(x: Tensor, weights: Tensor, expert: int, where: RowEnds) -> Tensor:
     """Compute x_e W_e of one expert, (rows, n), from its rows x_e (rows, m) and W_e (m, n)."""
     return torch._grouped_mm(x, weights[None], where.counts[expert : expert + 1])
 
 
-def of_weights(g: Tensor, x: Tensor, expert: int, where: RowEnds) -> Tensor:
+def expert_weight_gradient(g: Tensor, x: Tensor, expert: int, where: RowEnds) -> Tensor:
     """Compute the gradient of one expert's weights, g_eᵀ x_e, (m, n), from g_e (rows, m) and x_e (rows, n)."""
     return torch._grouped_mm(g.t(), x, where.counts[expert : expert + 1])[0]

@@ -2,6 +2,7 @@
 object for all layers of a model tracks it."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -26,9 +27,11 @@ class LayerComm:
         self.seed = 1.0
         """Gradient of one token's loss, from which losses inside layers start their backward pass."""
 
-    def _phase(self, phase: Phase) -> Phase:
+    def _labels(self, unit: str, phase: Phase) -> dict[str, Any]:
+        """Return the unit, phase and micro-batch that a collective is recorded with."""
         back: Phase = "I" if self.deferred_gradients is not None and self.deferred_gradients.active else "B"
-        return back if self.again or phase == "B" else phase
+        phase = back if self.again or phase == "B" else phase
+        return {"unit": unit, "phase": phase, "micro_batch": self.micro_batch}
 
     def all_to_all(
         self,
@@ -41,42 +44,21 @@ class LayerComm:
         receives: Sequence[int] = (),
     ) -> Handle:
         """Issue Comm.all_to_all for the current pass."""
-        return self.comm.all_to_all(
-            target,
-            source,
-            axis,
-            unit=unit,
-            phase=self._phase(phase),
-            micro_batch=self.micro_batch,
-            sends=sends,
-            receives=receives,
-        )
+        labels = self._labels(unit, phase)
+        return self.comm.all_to_all(target, source, axis, sends=sends, receives=receives, **labels)
 
     def exchange(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
         """Issue Comm.exchange for the current pass."""
-        return self.comm.exchange(
-            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
-        )
+        return self.comm.exchange(target, source, axis, **self._labels(unit, phase))
 
     def all_reduce(self, tensor: Tensor, axis: str, unit: str, phase: Phase, reduction: Reduction = "sum") -> Handle:
         """Issue Comm.all_reduce for the current pass."""
-        return self.comm.all_reduce(
-            tensor,
-            axis,
-            unit=unit,
-            phase=self._phase(phase),
-            micro_batch=self.micro_batch,
-            reduction=reduction,
-        )
+        return self.comm.all_reduce(tensor, axis, reduction=reduction, **self._labels(unit, phase))
 
     def all_gather(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
         """Issue Comm.all_gather for the current pass."""
-        return self.comm.all_gather(
-            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
-        )
+        return self.comm.all_gather(target, source, axis, **self._labels(unit, phase))
 
     def reduce_scatter(self, target: Tensor, source: Tensor, axis: str, unit: str, phase: Phase) -> Handle:
         """Issue Comm.reduce_scatter for the current pass."""
-        return self.comm.reduce_scatter(
-            target, source, axis, unit=unit, phase=self._phase(phase), micro_batch=self.micro_batch
-        )
+        return self.comm.reduce_scatter(target, source, axis, **self._labels(unit, phase))

@@ -57,8 +57,8 @@ def power_of_two(most: float, largest: Tensor) -> Tensor:
 
 @torch.library.custom_op("phalanx::to_blocks", mutates_args=())
 def to_blocks(x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Round x (rows, n), in any layout, to the format `name`. Returns (numbers, rows padded with zeros to a multiple;
-    a scale per block; one scale of all, fp32). Values are numbers times both scales."""
+    """Round x (rows, n), in any layout, to the format `name`. Returns (numbers, each row padded with zeros to the
+    format's multiple; a scale per block; one scale of all, fp32). Values are numbers times both scales."""
     operands = NUMBER_FORMATS[name]
     wide = nn.functional.pad(x.float(), (0, -x.shape[1] % operands.multiple))
     blocks = wide.view(len(x), -1, operands.values_per_scale)
@@ -114,7 +114,7 @@ def block_product(
 ) -> None:
     """Write a bᵀ to `out`, (m, n), of a (m, k) and b (n, k)."""
     if a.device.type == "cuda":
-        torch._scaled_mm(a, b.t(), laid_out(a_scales), laid_out(b_scales), out_dtype=out.dtype, out=out)
+        torch._scaled_mm(a, b.t(), tile_scales(a_scales), tile_scales(b_scales), out_dtype=out.dtype, out=out)
         out.mul_(a_whole * b_whole)
         return
     out.copy_(values(a, a_scales, a_whole) @ values(b, b_scales, b_whole).t())
@@ -137,7 +137,7 @@ def _flops(a: Tensor, *others: Any, **_: Any) -> int:
     return 2 * out.numel() * a.shape[1] * (2 if a.dtype == torch.float4_e2m1fn_x2 else 1)
 
 
-def laid_out(scales: Tensor) -> Tensor:
+def tile_scales(scales: Tensor) -> Tensor:
     """Return the scales of (rows, blocks) in the order in which tensor cores read them: tiles of 128 rows and 4
     blocks, in each the rows 0, 32, 64 and 96 next to each other; zeros fill up the last tiles."""
     rows, blocks = scales.shape
@@ -149,18 +149,18 @@ def laid_out(scales: Tensor) -> Tensor:
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
-class Rounded(NamedTuple):
-    """The operand of a product, in a narrow format."""
+class RoundedOperand(NamedTuple):
+    """An operand of a product, rounded to a narrow format."""
 
     numbers: Tensor
-    """Numbers, row-major regardless of the source's layout."""
+    """The rounded numbers, row-major regardless of the source's layout."""
     back: Tensor
     """Scales by which numbers are multiplied: () or (rows, 1), fp32; for blocks (rows, blocks)."""
     whole: Tensor | None = None
     """(), fp32: the additional scale of the whole tensor, for formats with blocks."""
 
 
-Operand = Tensor | Rounded
+Operand = Tensor | RoundedOperand
 Arrive = Callable[[], None]
 """Waits until a weight has been gathered."""
 
@@ -181,35 +181,35 @@ class NarrowWeight:
         if not torch.compiler.is_compiling():
             self.arrive()
 
-    def rows(self, expert: int | None = None) -> Rounded:
+    def rows(self, expert: int | None = None) -> RoundedOperand:
         """Return W as an operand of y = x Wᵀ."""
         self._wait()
         numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
-        return Rounded(numbers if self.aligned else numbers.clone(), back)
+        return RoundedOperand(numbers if self.aligned else numbers.clone(), back)
 
-    def columns(self, expert: int | None = None) -> Rounded:
+    def columns(self, expert: int | None = None) -> RoundedOperand:
         """Return Wᵀ as an operand of dx = g W."""
         self._wait()
         numbers, back = (self.numbers, self.back) if expert is None else (self.numbers[expert], self.back[expert])
-        return Rounded(numbers.t().contiguous(), back)
+        return RoundedOperand(numbers.t().contiguous(), back)
 
 
-def turned(x: Operand) -> Operand:
+def transposed(x: Operand) -> Operand:
     """Return xᵀ; 8-bit floats, which have one scale, are made row-major again."""
-    return x.t() if isinstance(x, Tensor) else Rounded(x.numbers.t().contiguous(), x.back)
+    return x.t() if isinstance(x, Tensor) else RoundedOperand(x.numbers.t().contiguous(), x.back)
 
 
-def gathered(weight: Tensor) -> NarrowWeight | None:
-    """Return the weight in 8 bits; None if it is not gathered in 8 bits."""
+def narrow_weight(weight: Tensor) -> NarrowWeight | None:
+    """Return the 8-bit form of a weight, or None if it is not gathered in 8 bits."""
     return getattr(weight, "in_8_bits", None)
 
 
-def of_inputs(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
+def forward_operand(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
     """Return the operand W of y = x Wᵀ."""
     return weight if narrow is None else narrow.rows()
 
 
-def of_gradients(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
+def backward_operand(weight: Tensor, narrow: NarrowWeight | None) -> Operand:
     """Return the operand Wᵀ of dx = g W."""
     return weight.t() if narrow is None else narrow.columns()
 
@@ -232,11 +232,11 @@ def scale_of(largest: Tensor, dtype: torch.dtype) -> Tensor:
     return power_of_two(torch.finfo(dtype).max, largest)
 
 
-def rounded(x: Tensor, operands: NumberFormat, gradient: bool = False) -> Rounded:
+def round_operand(x: Tensor, operands: NumberFormat, gradient: bool = False) -> RoundedOperand:
     """Round x (rows, n), in any layout, to a narrow format. Rows are padded with zeros to the multiple that products
     need. `gradient`: x is the gradient of a result."""
     if operands.scales == "block":
-        return Rounded(*to_blocks(x, operands.name))
+        return RoundedOperand(*to_blocks(x, operands.name))
     by_row, dtype = operands.scales == "row", dtype_of(operands, gradient)
     largest = torch.linalg.vector_norm(x, math.inf, -1 if by_row else None, by_row, dtype=torch.float32)
     scale = scale_of(largest, dtype)
@@ -244,16 +244,16 @@ def rounded(x: Tensor, operands: NumberFormat, gradient: bool = False) -> Rounde
     more = -n % operands.multiple
     if torch.compiler.is_compiling():  # in a graph, what is written to takes the layout of x: rows are asked for
         wide = nn.functional.pad(x * scale.to(x.dtype), (0, more))
-        return Rounded(wide.to(dtype).contiguous(), scale.reciprocal())
+        return RoundedOperand(wide.to(dtype).contiguous(), scale.reciprocal())
     narrow = (torch.zeros if more else torch.empty)(rows, n + more, dtype=dtype, device=x.device)
     torch.mul(x, scale.to(x.dtype), out=narrow[:, :n])  # one pass: scaled, rounded, and in rows
-    return Rounded(narrow, scale.reciprocal())
+    return RoundedOperand(narrow, scale.reciprocal())
 
 
 def operand(x: Operand, operands: NumberFormat | None, gradient: bool = False) -> Operand:
     """Return x (rows, n) as an operand, rounded once for several products. `gradient`: x is the gradient of a
     result."""
-    return x if operands is None or not isinstance(x, Tensor) else rounded(x, operands, gradient)
+    return x if operands is None or not isinstance(x, Tensor) else round_operand(x, operands, gradient)
 
 
 def product(
@@ -273,8 +273,8 @@ def product(
             return torch.addmm(out, a, b.t(), out=out)
         return a.mm(b.t()) if out is None else torch.mm(a, b.t(), out=out)
     dtype = a.dtype if isinstance(a, Tensor) else torch.bfloat16  # the one compute type that they are legal in
-    left = rounded(a, operands, gradient) if isinstance(a, Tensor) else a
-    right = rounded(b, operands) if isinstance(b, Tensor) else b
+    left = round_operand(a, operands, gradient) if isinstance(a, Tensor) else a
+    right = round_operand(b, operands) if isinstance(b, Tensor) else b
     if operands.scales == "block":
         if out is not None and not add:
             result = out

@@ -7,9 +7,8 @@ The outputs of the repeated pass are never read: the last matrix products, their
 residual stream. Gradients need the inputs of these operations, not their outputs. So with `needed=False` a region
 ends in tensors of the right shape with one element of memory; nothing is computed or sent for them.
 
-The parameters' gradients reach their hooks during the inner backward pass, in the order that they have without
-recomputation.
-Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
+The parameters' gradients reach their hooks during the inner backward pass, in the same order as without
+recomputation. Reference: Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost".
 """
 
 from collections.abc import Callable, Sequence
@@ -39,18 +38,16 @@ class _Repeated(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        out, inputs = again(partial(ctx.region, False), ctx.inner, ctx.saved_tensors, ctx.needs_input_grad[2:])
+        out, inputs = repeat(partial(ctx.region, False), ctx.inner, ctx.saved_tensors, ctx.needs_input_grad[2:])
         torch.autograd.backward(out, g)
         return (None, None, *(None if t is None else t.grad for t in inputs))
 
 
-def again(
+def repeat(
     region: Callable[..., Tensor], inner: LayerComm, saved: Sequence[Tensor | None], wanted: Sequence[bool]
 ) -> tuple[Tensor, list[Tensor | None]]:
-    """Repeat a region on saved inputs, with a graph; return its output and the graph's inputs.
-
-    The inputs whose gradients are `wanted` are detached copies that require gradients.
-    """
+    """Repeat a region on saved inputs, with a graph; return its output and the graph's inputs. The inputs whose
+    gradients are `wanted` are detached copies that require gradients."""
     inputs = [t.detach().requires_grad_() if w and t is not None else t for t, w in zip(saved, wanted, strict=True)]
     inner.again = True
     try:
@@ -60,17 +57,17 @@ def again(
         inner.again = False
 
 
-def repeated(region: Region, inner: LayerComm, *inputs: Tensor | None) -> Tensor:
-    """Return the region's output. Keeps only the inputs, and repeats the region in the backward pass."""
+def recomputed(region: Region, inner: LayerComm, *inputs: Tensor | None) -> Tensor:
+    """Run a region and return its output. Keeps only the inputs, and repeats the region in the backward pass."""
     return _Repeated.apply(region, inner, *inputs)  # type: ignore[no-any-return]
 
 
-def pays(x: Tensor) -> bool:
+def needs_backward(x: Tensor) -> bool:
     """Whether there will be a backward pass through x, for which tensors must be kept."""
     return torch.is_grad_enabled() and x.requires_grad
 
 
-def nothing(like: Tensor, shape: Sequence[int]) -> Tensor:
+def placeholder(like: Tensor, shape: Sequence[int]) -> Tensor:
     """Return a placeholder of that shape with one element of memory, whose content is never read."""
     return like.new_empty_strided(shape, (0,) * len(shape))
 
@@ -90,19 +87,19 @@ class _Product(torch.autograd.Function):
         ctx.owners, ctx.operands, ctx.narrow, ctx.biased = owners, operands, narrow, bias is not None
         ctx.save_for_backward(x, weight)
         if not needed:
-            return nothing(x, (*x.shape[:-1], weight.shape[0]))
-        return narrow_product.results(x, narrow_product.of_inputs(weight, narrow), bias, operands)
+            return placeholder(x, (*x.shape[:-1], weight.shape[0]))
+        return narrow_product.results(x, narrow_product.forward_operand(weight, narrow), bias, operands)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         g = g.reshape(-1, g.shape[-1])
-        by = narrow_product.of_gradients(weight, ctx.narrow)
+        by = narrow_product.backward_operand(weight, ctx.narrow)
         d_x = narrow_product.product(g, by, ctx.operands, gradient=True).view(x.shape)
         del by
         rows = x.view(-1, x.shape[-1])
-        deferred_gradients = deferred_weight_grads.now(ctx.owners)
+        deferred_gradients = deferred_weight_grads.deferral(ctx.owners)
         if deferred_gradients is not None:
             deferred_gradients.product(ctx.owners, g, rows, ctx.operands)
             return None, None, None, None, d_x, None, None
@@ -113,19 +110,17 @@ class _Product(torch.autograd.Function):
 def product(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, needed: bool = False, operands: NumberFormat | None = None
 ) -> Tensor:
-    """Return x Wᵀ + b, or `nothing` of its shape if not `needed`; by products of a narrow format unless `operands` is
-    None (narrow_product.py). Keeps x and W.
-
-    Defers weight gradients if asked to (deferred_weight_grads.py).
-    """
+    """Return x Wᵀ + b, or a `placeholder` of its shape if not `needed`; by products of a narrow format unless
+    `operands` is None (narrow_product.py). Keeps x and W. Defers weight gradients if asked to
+    (deferred_weight_grads.py)."""
     # Through views, as in model_parallel/tensor.py, so that gradients arrive in order.
     views = weight.view_as(weight), None if bias is None else bias.view_as(bias)
     owners = deferred_weight_grads.owners(weight, bias)
-    return _Product.apply(owners, needed, operands, narrow_product.gathered(weight), x, *views)  # type: ignore[no-any-return]
+    return _Product.apply(owners, needed, operands, narrow_product.narrow_weight(weight), x, *views)  # type: ignore[no-any-return]
 
 
 def linear(layer: nn.Linear, x: Tensor, needed: bool = True) -> Tensor:
-    """Return x Wᵀ + b of a layer, or `nothing` of its shape if not `needed`."""
+    """Return x Wᵀ + b of a layer, or a `placeholder` of its shape if not `needed`."""
     # torch's stubs call a layer's parameters tensors.
     weight, bias = cast(nn.Parameter, layer.weight), cast("nn.Parameter | None", layer.bias)
     operands = operands_of(layer)
@@ -142,7 +137,7 @@ def operands_of(layer: nn.Module) -> NumberFormat | None:
 class _NoSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        return nothing(a, a.shape)
+        return placeholder(a, a.shape)
 
     @staticmethod
     @once_differentiable
@@ -151,5 +146,5 @@ class _NoSum(torch.autograd.Function):
 
 
 def add(a: Tensor, b: Tensor, needed: bool) -> Tensor:
-    """Return a + b, or `nothing` of its shape if not `needed`. Keeps neither."""
+    """Return a + b, or a `placeholder` of its shape if not `needed`. Keeps neither."""
     return a + b if needed else _NoSum.apply(a, b)

@@ -72,7 +72,9 @@ def _visible(mask: Tensor, low: int, high: int, first: int, window: int) -> Tens
     return mask[: high - low, first - before : high - before]
 
 
-def windowed(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, window: int, scale: float | None = None) -> Tensor:
+def window_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, window: int, scale: float | None = None
+) -> Tensor:
     """Return attention of every query to its window, (batch, seq, heads, head_dim), like q; k, v (batch, seq,
     kv_heads, head_dim); `mask`: of a band. Keeps q, k, v, the result and its log-sum-exp, as attention over all
     tokens does."""

@@ -99,10 +99,8 @@ class Saver:
             store.give_up(partial, self.rank, why)
 
     def _await_all(self, part: Path) -> None:
-        """Wait until every rank has written its part.
-
-        It may take any time as long as the files grow. Raises TimeoutError if they stop growing.
-        """
+        """Wait until every rank has written its part. It may take any time as long as the files grow. Raises
+        TimeoutError if they stop growing."""
         size, limit = -1, 0.0
         while late := store.missing_ranks(part, self.ranks):
             now = sum(file.stat().st_size for file in part.glob("rank-*"))
@@ -116,10 +114,8 @@ class Saver:
 
 
 def together(comm: Comm, work: Callable[[], object]) -> None:
-    """Run `work` of any duration on all ranks, without a collective exceeding its timeout.
-
-    Collective. `work` must not raise.
-    """
+    """Run `work` of any duration on all ranks, without a collective exceeding its timeout. Collective. `work` must
+    not raise."""
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     while True:
@@ -130,20 +126,18 @@ def together(comm: Comm, work: Callable[[], object]) -> None:
 
 def agree_on_newest(folder: Path, comm: Comm, set_aside: bool = True) -> int | None:
     """Return the newest step with an intact checkpoint, the same on all ranks; None if none was ever saved.
-
-    Collective: each rank verifies its share of the files. Damaged newer ones are reported and, if the run is our
-    `set_aside`, set aside. Raises CheckpointError if all are damaged.
-    """
+    Collective: each rank verifies its share of the files. Damaged newer ones are reported, and with `set_aside`
+    renamed. Raises CheckpointError if all are damaged."""
     rank, ranks = comm.world.rank, comm.world.size
     comm.status.now("reading the checkpoint")
     # Rank 0 decides: on a shared file system ranks may see different states of the folder for a while.
-    steps = comm.gather_objects(store.written(folder) if rank == 0 else None, "world")[0]
+    steps = comm.gather_objects(store.all_steps(folder) if rank == 0 else None, "world")[0]
     for step in reversed(steps):
         result: list[str | CheckpointError | None] = [None]
 
         def verify(step: int = step, result: list[str | CheckpointError | None] = result) -> None:
             try:
-                result[0] = store.damage_or_unread(folder, step, rank, ranks)
+                result[0] = store.defect(folder, step, rank, ranks)
             except CheckpointError as error:
                 result[0] = error
 

@@ -17,10 +17,8 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Part:
-    """A run of elements, from `start` on, of the logical tensor `name` with the global `shape`, flattened.
-
-    If `within` is set, the run is of that box of the tensor, flattened. `data` (elements,) is a view of live memory.
-    """
+    """A run of elements, from `start` on, of the logical tensor `name` with the global `shape`, flattened. If
+    `within` is set, the run is of that box of the tensor, flattened. `data` (elements,) is a view of live memory."""
 
     name: str
     shape: tuple[int, ...]

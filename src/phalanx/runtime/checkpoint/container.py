@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from phalanx.runtime.checkpoint.boxes import Box, Part, pieces
-from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk, about, path_of
+from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk, open_manifest, path_of
 from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, require_plain
 from phalanx.runtime.checkpoint.tensor_file import CODES, DTYPES, Outgoing, write
 
@@ -51,17 +51,15 @@ class StoredTensor:
     boxes: tuple[StoredBox, ...]
 
 
-def tensors(path: Path, files: Mapping[str, int]) -> dict[str, StoredTensor]:
-    """Return the tensors of a checkpoint's folder, by name, given its `files` and their sizes.
-
-    Raises ValueError if the index is malformed, or inconsistent with itself or the files; OSError.
-    """
+def read_index(path: Path, files: Mapping[str, int]) -> dict[str, StoredTensor]:
+    """Return the tensors of a checkpoint's folder, by name, given its `files` and their sizes. Raises ValueError if
+    the index is malformed, or inconsistent with itself or the files; OSError."""
     rows = read_json(path / INDEX, _LARGEST)
     try:
         stored = {str(name): _tensor(row) for name, row in rows.items()}
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise ValueError(f"{INDEX} cannot be understood ({error!r})") from None
-    return checked(stored, files)
+    return require_consistent(stored, files)
 
 
 def _tensor(row: Any) -> StoredTensor:
@@ -69,7 +67,7 @@ def _tensor(row: Any) -> StoredTensor:
     return StoredTensor(tuple(row["shape"]), DTYPES[row["dtype"]], boxes)
 
 
-def checked(stored: dict[str, StoredTensor], files: Mapping[str, int]) -> dict[str, StoredTensor]:
+def require_consistent(stored: dict[str, StoredTensor], files: Mapping[str, int]) -> dict[str, StoredTensor]:
     """Return the tensors if they are consistent with each other and with the `files`' sizes. Raises ValueError."""
     claimed = dict.fromkeys(files, 0)  # bytes of each file that boxes claim
     for name, tensor in stored.items():
@@ -92,26 +90,24 @@ def checked(stored: dict[str, StoredTensor], files: Mapping[str, int]) -> dict[s
 
 
 def _require_counts(name: str, numbers: tuple[Any, ...]) -> None:
-    """Require integers from 0 to 2^63. Raises ValueError."""
+    """Require at most 200 integers from 0 to 2^63 - 1. Raises ValueError."""
     if not all(type(n) is int and 0 <= n < 2**63 for n in numbers) or len(numbers) > 200:
         raise ValueError(f"{name} has a place or shape that is none")
 
 
-def file_of(rank: int) -> str:
+def rank_file(rank: int) -> str:
     """Return the name of a rank's file."""
     return f"rank-{rank:05d}.safetensors"
 
 
-def store(part: Path, rank: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
-    """Write the chunks of one rank into the folder `part`; return their rows of the index, by tensor.
-
-    One chunk at a time is fetched and held.
-    """
-    begins = write(part / file_of(rank), [Outgoing(_label(c), c.dtype, c.sizes, c.fetch) for c in chunks])
+def write_chunks(part: Path, rank: int, chunks: Sequence[Chunk]) -> dict[str, Any]:
+    """Write the chunks of one rank into the folder `part`; return their rows of the index, by tensor. One chunk at a
+    time is fetched and held."""
+    begins = write(part / rank_file(rank), [Outgoing(_label(c), c.dtype, c.sizes, c.fetch) for c in chunks])
     rows: dict[str, Any] = {}
     for c, begin in zip(chunks, begins, strict=True):
         row = rows.setdefault(c.name, {"shape": c.shape, "dtype": CODES[c.dtype], "boxes": []})
-        row["boxes"].append([file_of(rank), begin, c.offsets, c.sizes])
+        row["boxes"].append([rank_file(rank), begin, c.offsets, c.sizes])
     return rows
 
 
@@ -121,8 +117,8 @@ def _label(chunk: Chunk) -> str:
     return f"{chunk.name}[{','.join(f'{o}:{o + s}' for o, s in zip(chunk.offsets, chunk.sizes, strict=True))}]"
 
 
-def conclude(part: Path, stored: Sequence[dict[str, Any]]) -> str:
-    """Write the index of what all ranks have stored in the folder `part`; return its name."""
+def write_index(part: Path, stored: Sequence[dict[str, Any]]) -> str:
+    """Write the index of a checkpoint into the folder `part`, given the rows of every rank; return its file name."""
     rows: dict[str, Any] = {}
     for of_rank in stored:
         for name, row in of_rank.items():
@@ -138,19 +134,16 @@ class Reader:
     """An open checkpoint: `contents` is the (shape, type) of every tensor in it, by name. Raises CheckpointError."""
 
     def __init__(self, folder: Path, step: int) -> None:
-        manifest = about(folder, step)
+        manifest = open_manifest(folder, step)
         self.path = path_of(folder, step)
         sizes = {name: size for name, (size, _) in manifest["files"].items()}
         with self._explained():
-            self._stored = tensors(self.path, sizes)
+            self._stored = read_index(self.path, sizes)
         self.contents = {name: (t.shape, t.dtype) for name, t in self._stored.items()}
 
     def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:
-        """Fill parts in place, by name.
-
-        Only what the parts cover is read, of one stored box at a time. A part whose name begins with `optional` and
-        is not in the checkpoint is left unchanged. Raises CheckpointError.
-        """
+        """Fill parts in place, by name. Only what the parts cover is read, of one stored box at a time. A part whose
+        name begins with `optional` and is not in the checkpoint is left unchanged. Raises CheckpointError."""
         with self._explained(), ExitStack() as stack:
             opened: dict[str, int] = {}
             for target in parts:
@@ -172,10 +165,8 @@ class Reader:
                         raise ValueError(f"{missing} elements of {target.name} are not in the checkpoint")
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Read elements [start, stop) of a flattened tensor, (stop - start,), in its stored type.
-
-        Raises CheckpointError.
-        """
+        """Read elements [start, stop) of a flattened tensor, (stop - start,), in its stored type. Raises
+        CheckpointError."""
         shape, dtype = self.contents[name]
         elements = torch.empty(stop - start, dtype=dtype)
         self.fill([Part(name, shape, start, elements)])
@@ -183,10 +174,7 @@ class Reader:
 
     def _copy(self, name: str, descriptor: int, stored: StoredBox, box: Box, place: Tensor) -> int:
         """Copy the overlap of a stored box and `box` to `place`, the elements of `box`; return the number of
-        elements.
-
-        Of the stored box, the rows along its first dimension are read in which the two overlap.
-        """
+        elements. Of the stored box, the rows along its first dimension are read in which the two overlap."""
         overlap = _overlap(box, stored)
         if overlap is None:
             return 0

@@ -38,7 +38,7 @@ def path_of(folder: Path, step: int) -> Path:
     return folder / f"step-{step:08d}"
 
 
-def about(folder: Path, step: int) -> dict[str, Any]:
+def open_manifest(folder: Path, step: int) -> dict[str, Any]:
     """Return the manifest of a checkpoint. Raises CheckpointError if it is unreadable or of an unknown version."""
     path = path_of(folder, step)
     try:
@@ -53,11 +53,9 @@ def about(folder: Path, step: int) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read a manifest. Raises OSError if the disk fails, ValueError if it differs from what was written.
-
-    The seal only detects damage and proves no authorship: for the current version, the names and sizes of files are
-    checked too.
-    """
+    """Read a manifest. Raises OSError if the disk fails, ValueError if it differs from what was written. The seal
+    only detects damage and proves no authorship: for the current version, the names and sizes of files are checked
+    too."""
     try:
         manifest: dict[str, Any] = read_json(path / MANIFEST, _LARGEST)
         version = manifest["version"]

@@ -29,17 +29,25 @@ from typing import Any
 
 from phalanx.runtime.checkpoint import container
 from phalanx.runtime.checkpoint.boxes import Part
-from phalanx.runtime.checkpoint.manifest import MANIFEST, VERSION, CheckpointError, Chunk, about, path_of, read
+from phalanx.runtime.checkpoint.manifest import (
+    MANIFEST,
+    VERSION,
+    CheckpointError,
+    Chunk,
+    open_manifest,
+    path_of,
+    read,
+)
 from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, size_of
 from phalanx.spec.documents import seal
 
 _LARGEST_PART = 2**30  # bytes of a rank's list of boxes
 
 
-def steps(folder: Path) -> list[int]:
+def intact_steps(folder: Path) -> list[int]:
     """Return the steps of the checkpoints that look intact, ascending: every file exists in its full size."""
     intact = []
-    for step in written(folder):
+    for step in all_steps(folder):
         try:
             missing = _missing(path_of(folder, step))
         except OSError:
@@ -49,32 +57,29 @@ def steps(folder: Path) -> list[int]:
     return intact
 
 
-def written(folder: Path) -> list[int]:
+def all_steps(folder: Path) -> list[int]:
     """Return the steps of all of a folder's checkpoints, ascending, damaged ones included."""
     names = (p.name.removeprefix("step-") for p in folder.glob("step-*"))
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def none_intact(folder: Path) -> str:
-    """Return the reason why a folder has no intact checkpoint: it is empty, or the newest one's defect."""
-    there = written(folder)
+def why_none_intact(folder: Path) -> str:
+    """Explain why a folder has no intact checkpoint: it has none, or the newest one has a defect."""
+    there = all_steps(folder)
     if not there:
         return "holds no checkpoint yet"
-    return f"holds no intact checkpoint: that of step {there[-1]} is damaged ({damage_or_unread(folder, there[-1])})"
+    return f"holds no intact checkpoint: that of step {there[-1]} is damaged ({defect(folder, there[-1])})"
 
 
-def newest(folder: Path) -> Path | None:
+def newest_intact(folder: Path) -> Path | None:
     """Return the folder of the newest checkpoint that looks intact, or None."""
-    intact = steps(folder)
+    intact = intact_steps(folder)
     return path_of(folder, intact[-1]) if intact else None
 
 
 def _missing(path: Path) -> str | None:
-    """Return a checkpoint's defect as far as file sizes show, or None. Raises OSError.
-
-    For another version, only the
-    manifest is checked.
-    """
+    """Return a checkpoint's defect as far as file sizes show, or None. For another version, only the manifest is
+    checked. Raises OSError."""
     try:
         manifest = read(path)
     except FileNotFoundError:
@@ -94,23 +99,20 @@ def _missing(path: Path) -> str | None:
 
 
 def damage(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
-    """Return the damage of a checkpoint, or None if it is intact.
-
-    Each of several `readers` verifies its share of the
-    files. Raises CheckpointError for an unknown version, OSError if the disk cannot read a file.
-    """
+    """Return the damage of a checkpoint, or None if it is intact. Each of several `readers` verifies its share of the
+    files. Raises CheckpointError for an unknown version, OSError if the disk cannot read a file."""
     path = path_of(folder, step)
     missing = _missing(path)
     if missing is not None:
         return missing
-    for name, (_, digest) in sorted(about(folder, step)["files"].items())[reader::readers]:
+    for name, (_, digest) in sorted(open_manifest(folder, step)["files"].items())[reader::readers]:
         if _digest(path / name) != digest:
             return f"{name} differs from what was written"
     return None
 
 
-def damage_or_unread(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
-    """Return the damaged or unreadable part of a checkpoint, or None if it is intact. Raises CheckpointError."""
+def defect(folder: Path, step: int, reader: int = 0, readers: int = 1) -> str | None:
+    """Return the damage of a checkpoint, or why it cannot be read; None if it is intact. Raises CheckpointError."""
     try:
         return damage(folder, step, reader, readers)
     except (OSError, ValueError) as error:
@@ -127,13 +129,11 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def newest_good(folder: Path) -> int:
+def newest_verified_step(folder: Path) -> int:
     """Return the newest step whose checkpoint is intact, and report the damaged newer ones. For a single process.
-
-    Raises CheckpointError if none is intact.
-    """
-    for step in reversed(written(folder)):
-        damaged = damage_or_unread(folder, step)
+    Raises CheckpointError if none is intact."""
+    for step in reversed(all_steps(folder)):
+        damaged = defect(folder, step)
         if damaged is None:
             return step
         report_damaged(step, damaged)
@@ -157,17 +157,15 @@ def set_aside(folder: Path, step: int) -> None:
 
 
 def _free(path: Path) -> Path:
-    """Return a path like this one that does not exist yet."""
+    """Return this path, or if it exists the first with an added number that does not."""
     return next(p for i in count() if not (p := path.with_name(path.name + (f".{i}" if i else ""))).exists())
 
 
 def write(partial: Path, rank: int, chunks: Sequence[Chunk]) -> None:
-    """Write the chunks that one rank owns into the temporary folder `partial`, and mark the rank as done.
-
-    Chunks are fetched and held one at a time.
-    """
-    tensors = container.store(partial, rank, chunks)
-    name = container.file_of(rank)
+    """Write the chunks that one rank owns into the temporary folder `partial`, and mark the rank as done. Chunks are
+    fetched and held one at a time."""
+    tensors = container.write_chunks(partial, rank, chunks)
+    name = container.rank_file(rank)
     done = partial / f".done-{rank}"
     done.with_suffix(".tmp").write_text(json.dumps({"tensors": tensors, "files": {name: _sealed(partial / name)}}))
     os.replace(done.with_suffix(".tmp"), done)
@@ -187,7 +185,7 @@ def commit(partial: Path, folder: Path, step: int, ranks: int, about: dict[str, 
     """
     done = [partial / f".done-{rank}" for rank in range(ranks)]
     written_parts = [read_json(d, _LARGEST_PART) for d in done]
-    index = container.conclude(partial, [of_rank["tensors"] for of_rank in written_parts])
+    index = container.write_index(partial, [of_rank["tensors"] for of_rank in written_parts])
     for d in done:
         d.unlink()
     files = {name: row for of_rank in written_parts for name, row in of_rank["files"].items()}
@@ -202,13 +200,13 @@ def commit(partial: Path, folder: Path, step: int, ranks: int, about: dict[str, 
     os.replace(partial, final)
     _sync(folder)
     # Later ones belong to steps that this run has rolled back: they do not count.
-    for old in [s for s in steps(folder) if s <= step][:-keep]:
+    for old in [s for s in intact_steps(folder) if s <= step][:-keep]:
         _remove(path_of(folder, old))
     return final
 
 
 def _remove(path: Path) -> None:
-    """Remove a checkpoint: first its name, then its files. What cannot be removed now, `sweep` removes later."""
+    """Remove a checkpoint: first its name, then its files. If files remain, `sweep` removes them later."""
     old = _free(path.with_name(f".old-{path.name}"))
     try:
         os.replace(path, old)
@@ -220,7 +218,7 @@ def _remove(path: Path) -> None:
 def give_up(part: Path, rank: int, why: str) -> None:
     """Mark a rank as failed, and remove what it has written: the disk may be full."""
     with suppress(OSError):
-        (part / container.file_of(rank)).unlink(missing_ok=True)
+        (part / container.rank_file(rank)).unlink(missing_ok=True)
         (part / f".why-{rank}").write_text(why)
         os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # other ranks poll for it
 

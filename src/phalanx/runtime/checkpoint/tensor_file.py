@@ -32,7 +32,7 @@ CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A tensor to write: `make` is called when its turn comes, and its result freed at once."""
+    """A tensor to write. `make` returns it; it is called when its turn comes, and the tensor is freed at once."""
 
     name: str
     dtype: torch.dtype

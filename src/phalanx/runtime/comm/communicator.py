@@ -5,7 +5,6 @@ issue their collectives in the same order over all groups together: the caller i
 recorder lets tests check it.
 """
 
-import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,8 +14,7 @@ from torch import Tensor
 
 from phalanx.runtime.comm import native, shm, staged
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
-from phalanx.runtime.comm.handles import InOrder, Released
-from phalanx.runtime.comm.in_flight import NotIssued
+from phalanx.runtime.comm.handles import OrderedHandle, ReleasedHandle, UnissuedHandle
 from phalanx.runtime.comm.p2p import P2P
 from phalanx.runtime.comm.recorder import Recorder
 from phalanx.runtime.comm.timeline import CommTimeline
@@ -54,15 +52,13 @@ class Comm:
         self._p2p = P2P(world.local_size, self._shm.arena if self._shm is not None else None)
         if not null and world.size > 1 and self.size("pp") > 1:
             self._create_groups()
-        self.unawaited: dict[int, NotIssued] = {}
+        self.unawaited: dict[int, UnissuedHandle] = {}
         """Collectives over the null transport that have not been waited for yet."""
 
     def _create_groups(self) -> None:
-        """Create all process groups of a pipeline, in the same order on every rank.
-
-        If groups were created at first use, their order would differ by rank: one begins with a message between
-        stages, another with a collective of its layers.
-        """
+        """Create all process groups of a pipeline, in the same order on every rank. If groups were created at first
+        use, their order would differ by rank: one begins with a message between stages, another with a collective of
+        its layers."""
         m = self.mesh
         replicas = m.name("dp_replicate", "dp_shard", "cp", "tp")
         for axis in (
@@ -144,10 +140,8 @@ class Comm:
         micro_batch: int | None = None,
         reduction: Reduction = "sum",
     ) -> Handle:
-        """Start reducing `source` (ranks x n,) and leaving this rank's part of the result in `target` (n,).
-
-        Target may be a view of that part of source. The rest of source is undefined afterwards.
-        """
+        """Start reducing `source` (ranks x n,) and leaving this rank's part of the result in `target` (n,). Target
+        may be a view of that part of source. The rest of source is undefined afterwards."""
         return self._record(
             "reduce_scatter", axis, source, target, source.nbytes, unit, phase, micro_batch, reduction
         )
@@ -164,10 +158,8 @@ class Comm:
         sends: Sequence[int] = (),
         receives: Sequence[int] = (),
     ) -> Handle:
-        """Start sending part j of `source` to rank j of the axis and receiving the others' parts in `target`.
-
-        Parts are equal, or have `sends[j]` and `receives[j]` elements.
-        """
+        """Start sending part j of `source` to rank j of the axis and receiving the others' parts in `target`. Parts
+        are equal, or have `sends[j]` and `receives[j]` elements."""
         parts = tuple(sends), tuple(receives)
         return self._record("all_to_all", axis, source, target, source.nbytes, unit, phase, micro_batch, parts=parts)
 
@@ -182,9 +174,7 @@ class Comm:
         micro_batch: int | None = None,
     ) -> Handle:
         """Start sending `source` to the next rank of an axis, a ring, and receiving `target` from the previous one.
-
-        Records two events. Always uses torch's own sends and receives.
-        """
+        Records two events. Always uses torch's own sends and receives."""
         ranks = self.ranks(axis)
         p, me = len(ranks), ranks.index(self.world.rank)
         if p == 1:
@@ -205,13 +195,11 @@ class Comm:
         if self.null:
             return self._unissued(label, "exchange", (source,), (target,))
         handle: Handle = self.wire.exchange(ranks, to, source_index, source.detach(), target.detach(), flight)
-        return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
+        return self.timeline.issued(flight, handle if self._shm is None else OrderedHandle(handle, self._shm))
 
     def send(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
-        """Start sending a chunk's output (or input gradient) to the rank at index `peer` of the pipeline.
-
-        Always uses torch's own sends.
-        """
+        """Start sending a chunk's output (or input gradient) to the rank at index `peer` of the pipeline. Always uses
+        torch's own sends."""
         return self._message("send", tensor, peer, phase, chunk, micro_batch)
 
     def receive(self, tensor: Tensor, peer: int, phase: Phase, chunk: int, micro_batch: int) -> Handle:
@@ -245,7 +233,7 @@ class Comm:
             return self._unissued(label, op, (tensor,) * sends, (tensor,) * (not sends))
         tag = native.FREE_TAG + 2 * (micro_batch * 2**10 + source) + (phase == "F")
         handle = self.wire.message(ranks, peer, tensor.detach(), sends, tag, flight)
-        return self.timeline.issued(flight, handle if self._shm is None else InOrder(handle, self._shm))
+        return self.timeline.issued(flight, handle if self._shm is None else OrderedHandle(handle, self._shm))
 
     def _record(
         self,
@@ -283,36 +271,31 @@ class Comm:
         start = partial(self.start, call, chosen.transport, chosen.algorithm)
         # NCCL drops its references when its handle is waited for.
         keeps = self.recorder.keeping and not call.source.is_cuda
-        return self.timeline.issued(flight, Released(call, start) if keeps else start())
+        return self.timeline.issued(flight, ReleasedHandle(call, start) if keeps else start())
 
     def start(self, call: Call, transport: Transport = "native", algorithm: str = "") -> Handle:
-        """Issue a call over a transport without recording it, as measurements do.
-
-        If shared memory cannot serve the group, for example over several hosts, all its ranks use native instead.
-        """
+        """Issue a call over a transport without recording it, as measurements do. If shared memory cannot serve the
+        group, for example over several hosts, all its ranks use native instead."""
         if self.null:
             self._unrecorded(str(call))
             return DONE
         if transport == "shm":
-            if (
-                self.hosts(call.ranks) == 1
-                and self._shm is not None
-                and self._shm.reaches(call.ranks, self.world.rank, _say)
-            ):
+            if self.shares(call.ranks):
+                assert self._shm is not None
                 return self._shm.start(call)
             transport = "native"
         here = staged.on_host(call) if self._staged else call
         handle = self._p2p.start(here, algorithm) if transport == "p2p" else native.start(here)
         if self._staged:
-            return staged.arriving(handle, here, call)
-        return handle if self._shm is None else InOrder(handle, self._shm)
+            return staged.StagedHandle(handle, here.target, call.target)
+        return handle if self._shm is None else OrderedHandle(handle, self._shm)
 
     def shares(self, ranks: tuple[int, ...]) -> bool:
         """Whether shared memory serves a group. The first call for a group is collective."""
-        return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank, _say)
+        return self._shm is not None and self.hosts(ranks) == 1 and self._shm.reaches(ranks, self.world.rank)
 
     def hosts(self, ranks: tuple[int, ...]) -> int:
-        """Return the number of hosts of these ranks."""
+        """Return the number of hosts on which these ranks run."""
         return len({rank // self.world.local_size for rank in ranks})
 
     def broadcast(self, tensor: Tensor, axis: str) -> None:
@@ -352,7 +335,7 @@ class Comm:
 
     def _unissued(self, label: str, op: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Handle:
         """Return a handle over the null transport, listed as unawaited until its `wait`."""
-        handle = NotIssued(self.unawaited, f"{op} of {label}", reads, writes)
+        handle = UnissuedHandle(self.unawaited, f"{op} of {label}", reads, writes)
         self.unawaited[id(handle)] = handle
         return handle
 
@@ -364,7 +347,3 @@ class Comm:
     def _settle(self) -> None:
         if self._shm is not None:
             self._shm.settle()
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

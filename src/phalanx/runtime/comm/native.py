@@ -22,7 +22,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 
 class _OwnPart:
-    """A reduce-scatter as an all-reduce; this rank copies its part of the result."""
+    """The handle of a reduce-scatter that runs as an all-reduce; `wait` copies this rank's part to the target."""
 
     def __init__(self, work: dist.Work, part: Tensor, target: Tensor) -> None:
         self._work, self._part, self._target = work, part, target
@@ -72,10 +72,8 @@ def exchange(
 
 
 def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:
-    """Issue one send (if `sends`) or receive of `tensor`; `peer` is an index in the group `ranks`.
-
-    CUDA has no tags: both ends of a pair of ranks must issue their messages in the same order.
-    """
+    """Issue one send (if `sends`) or receive of `tensor`; `peer` is an index in the group `ranks`. CUDA has no tags:
+    both ends of a pair of ranks must issue their messages in the same order."""
     if watch is not None:
         watch.begins("native")
     over = group(ranks)

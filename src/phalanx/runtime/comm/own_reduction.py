@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from phalanx.runtime.comm.reductions import named
+from phalanx.runtime.comm.reductions import reduction_by_name
 from phalanx.runtime.comm.schedule_executor import Executor
-from phalanx.runtime.process.environment import ALONE, external
+from phalanx.runtime.process.environment import ALONE, external_world
 from phalanx.runtime.process.rank import run_rank
 from phalanx.runtime.process.world import group
 from phalanx.schedule.collectives.rank_program import program
@@ -24,7 +24,7 @@ def contribution(rank: int, size: int) -> torch.Tensor:
 def main() -> None:
     """Run as a launched rank: argument {algorithm, op, size, function, out}."""
     options = json.loads(sys.argv[1])
-    world = external() or ALONE
+    world = external_world() or ALONE
 
     def work() -> None:
         buffer = contribution(world.rank, options["size"])
@@ -33,7 +33,7 @@ def main() -> None:
         if world.size > 1:
             executor = Executor(group(tuple(range(world.size))), grouped=False)
             steps = program(schedule, world.rank)
-            executor.run(steps, lambda low, high: buffer[low:high], named(options["function"]), buffer)
+            executor.run(steps, lambda low, high: buffer[low:high], reduction_by_name(options["function"]), buffer)
         mine = schedule.end.rank == world.rank
         ends = zip(schedule.end.offset[mine].tolist(), schedule.end.length[mine].tolist(), strict=True)
         held = {str(low): buffer[low : low + length].tolist() for low, length in ends}

@@ -14,7 +14,6 @@ Between hosts it sends what the schedule of that name sends (schedule/collective
 sends nothing.
 """
 
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -31,11 +30,11 @@ from torch import Tensor
 from phalanx.runtime.comm.schedule_executor import SEGMENT, Executor
 from phalanx.runtime.comm.shm import Shm
 from phalanx.runtime.comm.shm_arena import Arena
-from phalanx.runtime.comm.transport import DONE, Call, Handle, conclude
+from phalanx.runtime.comm.transport import DONE, Call, Handle, finish_reduction
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.objects import gather_objects
 from phalanx.runtime.process.world import group
-from phalanx.schedule.collectives.ir import staggered
+from phalanx.schedule.collectives.ir import stagger
 from phalanx.schedule.collectives.rank_program import RankStep, program
 from phalanx.schedule.collectives.registry import build
 
@@ -55,10 +54,8 @@ class Place:
 
 
 class Hierarchical:
-    """Hierarchical all-reduces of one rank.
-
-    Call `meet` from the thread that issues collectives, `all_reduce` from the one that runs them.
-    """
+    """Hierarchical all-reduces of one rank. Call `meet` from the thread that issues collectives, `all_reduce` from
+    the one that runs them."""
 
     def __init__(self, arena: Arena) -> None:
         # A separate queue: no other operation is completed between the two halves of an all-reduce.
@@ -69,15 +66,13 @@ class Hierarchical:
         """Whether `meet` has been called for this group."""
         return ranks in self._places
 
-    def meet(self, ranks: tuple[int, ...], rank: int, inside: int, say: Callable[[str], None]) -> None:
-        """Agree within a group, with `inside` ranks on each host, whether all its hosts can share memory.
-
-        Collective over the group; no collective may be under way.
-        """
+    def meet(self, ranks: tuple[int, ...], rank: int, inside: int) -> None:
+        """Agree within a group, with `inside` ranks on each host, whether all its hosts can share memory. Collective
+        over the group; no collective may be under way."""
         first = ranks.index(rank) // inside * inside
         place = Place(ranks[first : first + inside], ranks[ranks.index(rank) % inside :: inside])
         worlds.group(place.column)
-        here = self._shm.reaches(place.host, rank, say)
+        here = self._shm.reaches(place.host, rank)
         everywhere = gather_objects(here, worlds.group(ranks))
         self._places[ranks] = place if all(everywhere) else None
 
@@ -117,7 +112,7 @@ def _build(
     if len(tiers) < 2 or algorithm != "hierarchical":
         return program(schedule(size), me, long)
     edges = [size * i // segments for i in range(segments + 1)]
-    return program(staggered([schedule(high - low) for low, high in pairwise(edges)]), me, long)
+    return program(stagger([schedule(high - low) for low, high in pairwise(edges)]), me, long)
 
 
 _program = lru_cache(maxsize=512)(_build)
@@ -142,10 +137,8 @@ def _serve_all(calls: SimpleQueue[tuple[_Work, Future[None]] | None]) -> None:
 
 
 def tiers(ranks: tuple[int, ...], local: int) -> tuple[int, ...]:
-    """Return (ranks of the group on each host, hosts), for hosts with `local` ranks.
-
-    A group on one host, with one rank on each, or with unequal numbers counts as a single tier: (ranks,).
-    """
+    """Return (ranks of the group on each host, hosts), for hosts with `local` ranks. A group on one host, with one
+    rank on each, or with unequal numbers counts as a single tier: (ranks,)."""
     hosts = [rank // local for rank in ranks]
     inside = hosts.count(hosts[0])
     alike = all(hosts.count(host) == inside for host in hosts)
@@ -170,7 +163,7 @@ class P2P:
         shared, over = self._hierarchical, tiers(call.ranks, self._local)
         if algorithm == "hierarchical" and len(over) > 1 and shared is not None and not shared.knows(call.ranks):
             self._enqueue(lambda: None).result()  # wait until nothing is under way
-            shared.meet(call.ranks, call.ranks[call.me], over[0], _say)
+            shared.meet(call.ranks, call.ranks[call.me], over[0])
         future = self._enqueue(partial(self._serve, call, algorithm))
         return _Queued(future, f"{algorithm} {call}")
 
@@ -201,7 +194,7 @@ class P2P:
             hosts = len(call.ranks) // tiers(call.ranks, self._local)[0]
             across = "ring" if hosts & (hosts - 1) else "rabenseifner"
             self._hierarchical.all_reduce(call, partial(self._execute, algorithm=across))
-            conclude(call.reduction, call.target, len(call.ranks))
+            finish_reduction(call.reduction, call.target, len(call.ranks))
             return
         ranks, me, executor = len(call.ranks), call.me, self._executor(call.ranks, call.source.is_cuda)
         if call.op == "all_to_all":
@@ -223,7 +216,7 @@ class P2P:
             if mine.data_ptr() != call.target.data_ptr():
                 call.target.copy_(mine)
         if call.op in ("all_reduce", "reduce_scatter"):
-            conclude(call.reduction, call.target, ranks)
+            finish_reduction(call.reduction, call.target, ranks)
 
     def _all_to_all(self, call: Call, algorithm: str, executor: Executor) -> None:
         """Run an all-to-all; blocks in transit to other ranks are kept in memory of their own."""
@@ -261,15 +254,9 @@ class P2P:
 
 
 def _segments(algorithm: str, ranks: int, size: int) -> int:
-    """Return the number of segments in which a pipelined algorithm sends a buffer of `size` bytes.
-
-    A hierarchical schedule's messages are a rank's part of a segment.
-    """
+    """Return the number of segments in which a pipelined algorithm sends a buffer of `size` bytes. A hierarchical
+    schedule's messages are a rank's part of a segment."""
     return max(1, min(64, size // (SEGMENT * ranks if algorithm == "hierarchical" else SEGMENT)))
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 class _Queued:

@@ -16,7 +16,7 @@ class Meter(Protocol):
     highest: int
 
 
-class Now(NamedTuple):
+class RunningPass(NamedTuple):
     """The running pass: its micro-batch and phase (forward, backward, or one part of a split backward pass)."""
 
     micro_batch: int
@@ -52,7 +52,7 @@ class Recorder:
             self.events.append(Event("compute", op, phase, unit, micro_batch=micro_batch, dtype=dtype))
 
     def over(self) -> None:
-        """End the latest compute event and record the bytes that it allocated and freed."""
+        """End the latest compute event, and record the bytes that it allocated and freed."""
         if self.meter is None:
             return
         live, highest = self.meter.live, self.meter.highest

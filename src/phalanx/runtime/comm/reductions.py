@@ -23,7 +23,7 @@ NAMED: dict[str, Combine] = {
 }
 
 
-def named(text: str) -> Combine:
+def reduction_by_name(text: str) -> Combine:
     """Return a reduction by name. MODULE:FUNCTION is imported, from the working directory too. Raises InputError."""
     if text in NAMED:
         return NAMED[text]

@@ -154,11 +154,9 @@ class _Flight:
         return sum(m.staged.nbytes for m in (*self._receives, *self._sends) if m.staged is not None)
 
     def post(self, number: int, step: RankStep, unsent: Sequence[Piece]) -> None:
-        """Post the receives of round `number`.
-
-        A segment arrives at its final place, unless it is reduced there, or other data there is still to be written
-        or read. `unsent`: the pieces that this round and those before it have yet to send.
-        """
+        """Post the receives of round `number`. A segment arrives at its final place, unless it is reduced there, or
+        other data there is still to be written or read. `unsent`: the pieces that this round and those before it have
+        yet to send."""
         for message in step.receives:
             for pieces in _segments(message.pieces, self._most):
                 under_way = (*self._receives, *self._sends)

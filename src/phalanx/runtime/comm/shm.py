@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from phalanx.runtime.comm.shm_arena import Address, Arena, ArenaNeighbour
 from phalanx.runtime.comm.shm_kernels import Source, Step, copy, copy_others, work
-from phalanx.runtime.comm.transport import Call, described
+from phalanx.runtime.comm.transport import Call, describe_collective
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.objects import gather_objects
 from phalanx.schedule.event import Reduction
@@ -62,10 +62,8 @@ class _Group:
     cached: dict[tuple[int, ...], list[Step]] = field(default_factory=dict)
 
     def entry(self, number: int) -> int:
-        """Return the offset, in words, of an operation's entry in a control block.
-
-        The entry holds code, bytes, offset in the arena, then the offsets of the parts of an all-to-all.
-        """
+        """Return the offset, in words, of an operation's entry in a control block. The entry holds code, bytes,
+        offset in the arena, then the offsets of the parts of an all-to-all."""
         return 2 * _LINE + number % _RING * _entry_words(len(self.ranks))
 
 
@@ -121,17 +119,15 @@ class Shm:
         # In the order of issue over all groups: finished in any other order, two ranks could wait for each other.
         self._pending: deque[_Operation] = deque()
 
-    def reaches(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> bool:
-        """Whether all these ranks can map each other's arenas; the same answer on all of them.
-
-        The first call for a group is collective. If they cannot, the group's first rank calls `say` with the reason.
-        """
+    def reaches(self, ranks: tuple[int, ...], rank: int) -> bool:
+        """Whether all these ranks can map each other's arenas; the same answer on all of them. The first call for a
+        group is collective. If they cannot, the group's first rank prints the reason to stderr."""
         if ranks not in self._groups:
             self.settle()
-            self._groups[ranks] = self._meet(ranks, rank, say)
+            self._groups[ranks] = self._meet(ranks, rank)
         return self._groups[ranks] is not None
 
-    def _meet(self, ranks: tuple[int, ...], rank: int, say: Callable[[str], None]) -> _Group | None:
+    def _meet(self, ranks: tuple[int, ...], rank: int) -> _Group | None:
         group = worlds.group(ranks)
         address, control_block = self._control_block(len(ranks))
         blocks: list[tuple[Address | None, int]] = gather_objects((address, control_block), group)
@@ -149,7 +145,8 @@ class Shm:
         problem = next((p for p in gather_objects(problem, group) if p), "")
         if problem:
             if rank == ranks[0]:
-                say(f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead")
+                text = f"note: {problem}; {len(ranks)} ranks use torch.distributed's own collectives instead"
+                print(text, file=sys.stderr, flush=True)
             return None
         return _Group(ranks, ranks.index(rank), control_block, peers)
 
@@ -269,10 +266,8 @@ class Shm:
 
     def _wait_past(self, peer: ArenaNeighbour, word: int, number: int, call: Call) -> None:
         """Wait until a peer's counter exceeds `number`, spinning first, then sleeping between checks for ever longer,
-        so that it leaves the core to ranks that compute.
-
-        Raises RuntimeError if the peer dies or the timeout passes.
-        """
+        so that it leaves the core to ranks that compute. Raises RuntimeError if the peer dies or the timeout
+        passes."""
         words = peer.words
         for _ in range(_SPINS):
             if words[word] > number:
@@ -293,10 +288,8 @@ class Shm:
 
 
 def _stage(call: Call, arena: Arena) -> int:
-    """Copy a source from outside the arena into it, except what no other rank reads; return its offset.
-
-    Raises RuntimeError if the arena is full.
-    """
+    """Copy a source from outside the arena into it, except what no other rank reads; return its offset. Raises
+    RuntimeError if the arena is full."""
     source = call.source
     try:
         place = arena.allocate(source.nbytes)
@@ -311,7 +304,8 @@ def _stage(call: Call, arena: Arena) -> int:
 
 
 def _code(call: Call) -> int:
-    """Encode what must agree on all ranks in addition to the size: operation, reduction, unevenness and type."""
+    """Encode the properties, other than size, that must agree on all ranks: operation, reduction, unevenness,
+    type."""
     kind = _OPS[call.op] + 8 * _REDUCTIONS[call.reduction] + (128 if call.sends else 0)
     return kind + 256 * _DTYPES[call.source.dtype]
 
@@ -320,7 +314,7 @@ def _mismatch(call: Call, peer: ArenaNeighbour, at: int) -> str:
     """Return the error for a peer that issued a different operation, the one whose entry begins at word `at`."""
     code, size = peer.words[at], peer.words[at + 1]
     op, reduction, dtype = list(_OPS)[code % 8 - 1], list(_REDUCTIONS)[code // 8 % 16], list(_DTYPES)[code // 256]
-    theirs = described(op, size, dtype, reduction, bool(code & 128))
+    theirs = describe_collective(op, size, dtype, reduction, bool(code & 128))
     return f"rank {peer.rank} issued a different operation, {theirs}, where this rank issued {call}"
 
 
@@ -334,6 +328,6 @@ def attach() -> Shm:
     return _here[0]
 
 
-def foreign(tensor: Tensor) -> bool:
-    """Whether a tensor is a view of an entire arena, ours or another rank's, and so has no memory of its own."""
+def is_arena_view(tensor: Tensor) -> bool:
+    """Whether a tensor is a view of an entire arena, ours or another rank's: it has no memory of its own."""
     return bool(_here) and _here[0].maps(tensor)

@@ -32,10 +32,8 @@ class Address:
 
 
 class Arena:
-    """Shared memory of this process: a first-fit allocator over one mapped file.
-
-    Raises OSError if the system cannot provide one.
-    """
+    """Shared memory of this process: a first-fit allocator over one mapped file. Raises OSError if the system cannot
+    provide one."""
 
     def __init__(self) -> None:
         span = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # virtual size; only pages in use take memory

@@ -42,10 +42,8 @@ def work(call: Call, sources: dict[int, Source]) -> list[Step]:
 
 
 def own_part(call: Call) -> tuple[int, int]:
-    """Return the range [low, high) of the source's elements that this rank reduces.
-
-    Slices of an all-reduce begin at cache lines, so that no two ranks write to the same line.
-    """
+    """Return the range [low, high) of the source's elements that this rank reduces. Slices of an all-reduce begin at
+    cache lines, so that no two ranks write to the same line."""
     if call.op == "reduce_scatter":
         n = call.target.numel()
         return call.me * n, (call.me + 1) * n
@@ -55,11 +53,8 @@ def own_part(call: Call) -> tuple[int, int]:
 
 
 def copy(target: int, source: int, size: int) -> Iterator[Step]:
-    """Copy `size` bytes between addresses.
-
-    The C library's copy does not read what it overwrites, so outside the cache it is up to 1.5 times as fast as a
-    tensor's own.
-    """
+    """Copy `size` bytes between addresses. The C library's copy does not read what it overwrites, so outside the
+    cache it is up to 1.5 times as fast as a tensor's own."""
     if size:
         yield ctypes.memmove, (target, source, size)
 

@@ -14,9 +14,9 @@ from phalanx.runtime.comm import native
 from phalanx.runtime.comm.transport import Call, Handle, Watch, same_place
 
 
-class _Arriving:
-    """An operation on host copies; the first `wait` also copies `here`, the received data, to its place on the
-    device."""
+class StagedHandle:
+    """The handle of an operation on host copies; the first `wait` also copies `here`, the received data, to its place
+    on the device, `there`."""
 
     def __init__(self, handle: Handle, here: Tensor, there: Tensor) -> None:
         self._handle = handle
@@ -38,18 +38,14 @@ def on_host(call: Call) -> Call:
     return replace(call, source=source, target=target)
 
 
-def arriving(handle: Handle, here: Call, there: Call) -> Handle:
-    """Return the handle of `there`, for which `here` is under way on the host."""
-    return _Arriving(handle, here.target, there.target)
-
-
 def exchange(
     ranks: tuple[int, ...], to: int, source_index: int, source: Tensor, target: Tensor, watch: Watch | None
 ) -> Handle:
     """Issue a send of `source` to the rank at index `to` of the group `ranks`, and a receive of `target` from the
     one at `source_index`."""
     here = torch.empty_like(target, device="cpu")
-    return _Arriving(native.exchange(ranks, to, source_index, source.to("cpu", copy=True), here, watch), here, target)
+    sent = source.to("cpu", copy=True)
+    return StagedHandle(native.exchange(ranks, to, source_index, sent, here, watch), here, target)
 
 
 def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag: int, watch: Watch | None) -> Handle:
@@ -57,4 +53,4 @@ def message(ranks: tuple[int, ...], peer: int, tensor: Tensor, sends: bool, tag:
     if sends:
         return native.message(ranks, peer, tensor.to("cpu", copy=True), sends, tag, watch)
     here = torch.empty_like(tensor, device="cpu")
-    return _Arriving(native.message(ranks, peer, here, sends, tag, watch), here, tensor)
+    return StagedHandle(native.message(ranks, peer, here, sends, tag, watch), here, tensor)

@@ -53,10 +53,8 @@ class AxisTimes:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Seconds of one step on one rank: its length is compute plus exposed communication.
-
-    Hidden communication overlaps compute. Compute is everything that the rank does while nothing blocks it.
-    """
+    """Seconds of one step on one rank: its length is compute plus exposed communication. Hidden communication
+    overlaps compute. Compute is everything that the rank does while nothing blocks it."""
 
     compute_s: float
     exposed_communication_s: float
@@ -164,8 +162,14 @@ class CommTimeline:
             intervals = active.setdefault(flight.event.axis, [])
             intervals += flight.blocked + flight.under_way(self._stop)
         active = {axis: self._union(intervals) for axis, intervals in active.items()}
-        axes = {axis: AxisTimes(length(times), length(common(times, blocked))) for axis, times in active.items()}
-        exposed, total = length(blocked), length(self._union(i for times in active.values() for i in times))
+        axes = {
+            axis: AxisTimes(total_length(times), total_length(intersection(times, blocked)))
+            for axis, times in active.items()
+        }
+        exposed, total = (
+            total_length(blocked),
+            total_length(self._union(i for times in active.values() for i in times)),
+        )
         return StepTimes(self._stop - self._start - exposed, exposed, total - exposed, axes)
 
     def spans(self) -> list[Span]:
@@ -196,12 +200,12 @@ class CommTimeline:
         return union
 
 
-def length(intervals: Iterable[Interval]) -> float:
+def total_length(intervals: Iterable[Interval]) -> float:
     """Return the total length of disjoint intervals."""
     return sum(stop - start for start, stop in intervals)
 
 
-def common(a: list[Interval], b: list[Interval]) -> list[Interval]:
+def intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
     """Return the intersection of two lists of disjoint ascending intervals."""
     overlaps: list[Interval] = []
     i = j = 0

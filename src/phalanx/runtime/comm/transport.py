@@ -101,21 +101,20 @@ class Call:
 
     def __str__(self) -> str:
         of = f" of {self.label}" if self.label else ""
-        return described(self.op + of, self.source.nbytes, self.source.dtype, self.reduction, bool(self.sends))
+        return describe_collective(
+            self.op + of, self.source.nbytes, self.source.dtype, self.reduction, bool(self.sends)
+        )
 
 
-def described(op: str, size: int, dtype: torch.dtype, reduction: Reduction, uneven: bool) -> str:
+def describe_collective(op: str, size: int, dtype: torch.dtype, reduction: Reduction, uneven: bool) -> str:
     """Describe a collective in words, for messages."""
     how = f", {reduction}" if "reduce" in op else ""
     return f"{op} ({size} bytes of {str(dtype).removeprefix('torch.')}{how}{', uneven' if uneven else ''})"
 
 
 def same_place(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors begin at the same element of the same storage.
-
-    Works for meta tensors too, whose addresses
-    are all equal.
-    """
+    """Whether two tensors begin at the same element of the same storage. Works for meta tensors too, whose addresses
+    are all equal."""
     return a.untyped_storage()._cdata == b.untyped_storage()._cdata and a.storage_offset() == b.storage_offset()
 
 
@@ -128,7 +127,7 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def combine(reduction: Reduction | Combine, out: Tensor, a: Tensor, b: Tensor) -> None:
-    """Compute out = a (+) b elementwise; an average is a sum until `conclude`."""
+    """Compute out = a (+) b elementwise; an average is a sum until `finish_reduction`."""
     if callable(reduction):
         out.copy_(reduction(a, b))
     elif reduction in ("sum", "avg"):
@@ -141,7 +140,7 @@ def combine(reduction: Reduction | Combine, out: Tensor, a: Tensor, b: Tensor) -
         torch.mul(a, b, out=out)
 
 
-def conclude(reduction: Reduction, out: Tensor, ranks: int) -> None:
+def finish_reduction(reduction: Reduction, out: Tensor, ranks: int) -> None:
     """Finish a reduction in place once every rank's contribution is in `out`: divide an average by `ranks`."""
     if reduction == "avg":
         out.div_(ranks)

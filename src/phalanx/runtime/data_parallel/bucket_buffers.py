@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Product
+from phalanx.runtime.autograd.deferred_weight_grads import GroupedProduct, Product
 from phalanx.runtime.comm.transport import Handle, same_place
 from phalanx.schedule.gradients.buckets import Bucket
 from phalanx.spec.model.spec import Parameter
@@ -40,6 +40,10 @@ class FlatBucket:
                                                                                types agree), 3
     """
 
+    weights: Tensor
+    shard: Tensor
+    master: Tensor
+
     def __init__(self, bucket: Bucket, strategy: Strategy, index: int) -> None:
         self.bucket, self.name = bucket, bucket.name
         self.padded = bucket.padded(strategy)
@@ -47,11 +51,8 @@ class FlatBucket:
         parts = bucket.parts(strategy)
         self.part = self.padded // parts
         self.low = index % parts * self.part
-        self.weights: Tensor | None = None
         self.gradients: Tensor | None = None
         self.sent: Tensor | None = None
-        self.shard: Tensor | None = None
-        self.master: Tensor | None = None
         self.places: dict[str, Tensor] = {}  # views of the parameters' gradients in a shared `sent`
         self.missing = 0
         self.left = 0  # reductions until its gradients are complete: one for each chunk that fills it
@@ -98,11 +99,13 @@ def placeholder(parameter: Tensor) -> Tensor:
 _AT_ONCE = {"cpu": 2**20, "gpu": 2**28}  # elements
 
 
-def put(place: Tensor, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]], add: bool) -> None:
-    """Write a gradient (or `add` it) to the memory where it is reduced: its dense part, if any, and (index, values)
-    of further rows."""
-    if isinstance(grad, Product | Grouped):
-        grad.put(place, add)
+def write_gradient(
+    place: Tensor, grad: Tensor | Product | GroupedProduct | None, rows: list[tuple[Tensor, Tensor]], add: bool
+) -> None:
+    """Write a gradient to `place`, where it is reduced, or `add` it there: its dense part, if any, and `rows`,
+    (index, values) pairs."""
+    if isinstance(grad, Product | GroupedProduct):
+        grad.write(place, add)
         grad = None
     elif grad is None or grad.is_sparse:
         if not add:

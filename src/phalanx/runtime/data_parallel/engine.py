@@ -22,13 +22,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from phalanx.runtime.autograd.deferred_weight_grads import Grouped, Product
+from phalanx.runtime.autograd.deferred_weight_grads import GroupedProduct, Product
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.comm.transport import Call, same_place
-from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, put, square
-from phalanx.runtime.data_parallel.compression import Compressor, Underway, compressor
-from phalanx.runtime.data_parallel.compression.over import over
+from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, square, write_gradient
+from phalanx.runtime.data_parallel.compression import CompressedReduction, Compressor, compressor
+from phalanx.runtime.data_parallel.compression.over import reduction_axes
 from phalanx.runtime.data_parallel.zero3 import SHARED, ParameterGatherer
 from phalanx.schedule.gradients.buckets import Bucket, slot_sizes, slots
 from phalanx.schedule.gradients.sharding import sharding_of
@@ -94,7 +94,7 @@ class DataParallel:
         self.compressor: Compressor | None = None
         if c is not None:
             self.compressor = compressor(
-                c, over(strategy, comm.mesh), self.buckets, comm, DTYPES[precision.accumulate_dtype]
+                c, reduction_axes(strategy, comm.mesh), self.buckets, comm, DTYPES[precision.accumulate_dtype]
             )
         self.gathered = None
         if self.sharding.parameters:
@@ -172,8 +172,6 @@ class DataParallel:
     def pieces(self) -> Iterator[tuple[Piece, Tensor, Tensor]]:
         """Yield (piece, master, gradient) for each piece that this rank updates with zero >= 1; flat tensors."""
         for b in self.buckets:
-            assert b.master is not None
-            assert b.shard is not None
             for piece in b.pieces():
                 yield piece, piece.of(b.master), piece.of(b.shard)
 
@@ -181,7 +179,6 @@ class DataParallel:
         """Yield (name, gradient) of every parameter, unsharded: views with zero=0; else gathered, all ranks
         together."""
         for b in self.buckets:
-            assert b.shard is not None
             yield from b.views(self.gather_bucket(b, b.shard) if self.sharding.state else b.shard).items()
 
     def gather_bucket(self, b: FlatBucket, shard: Tensor) -> Tensor:
@@ -212,8 +209,6 @@ class DataParallel:
         if not self.sharding.updates_gather:
             return
         for b in reversed(self.buckets):
-            assert b.weights is not None
-            assert b.master is not None
             own = b.own(b.weights)
             if not same_place(own, b.master):
                 own.copy_(b.master)
@@ -226,7 +221,7 @@ class DataParallel:
             b.left = sum(b in own for own in self._chunks)
             if b.gradients is not None:
                 b.gradients[b.bucket.numel :].zero_()
-            elif b.shard is not None:
+            else:
                 b.shard.zero_()
         for p in self.parameters.values():
             p.grad = None
@@ -273,15 +268,17 @@ class DataParallel:
         rows.clear()
         parameter.grad = None
 
-    def take(self, name: str, grad: Tensor | Product | Grouped | None, rows: list[tuple[Tensor, Tensor]]) -> None:
+    def take(
+        self, name: str, grad: Tensor | Product | GroupedProduct | None, rows: list[tuple[Tensor, Tensor]]
+    ) -> None:
         """Take a parameter's gradient of this micro-batch: a dense part, if any, and (index, values) of rows."""
         bucket = self._bucket_of[name]
         if self.watch is not None:
-            grad = grad.compute() if isinstance(grad, Product | Grouped) else grad
+            grad = grad.compute() if isinstance(grad, Product | GroupedProduct) else grad
             self.watch(name, grad, rows)
         whole = not self.sharding.reduces_each
         place = self._views[name] if whole else self._view(bucket, name)
-        put(place, grad, rows, add=whole and name in bucket.touched)
+        write_gradient(place, grad, rows, add=whole and name in bucket.touched)
         bucket.touched.add(name)
         self.grad_ready(name)
 
@@ -351,9 +348,9 @@ class DataParallel:
             if self.unscale != 1.0:
                 b.sent.mul_(self.unscale)
             for earlier in self._under_way:
-                if isinstance(earlier.handle, Underway):
+                if isinstance(earlier.handle, CompressedReduction):
                     earlier.handle.advance()
-            b.handle = Underway(self.compressor.reduce(b, self._micro_batch))
+            b.handle = CompressedReduction(self.compressor.reduce(b, self._micro_batch))
         elif not self.sharding.state:
             b.handle = self.comm.all_reduce(b.sent, b.axis, unit=b.name, phase="B", micro_batch=self._micro_batch)
         else:
@@ -372,7 +369,6 @@ class DataParallel:
         self._under_way.remove(b)
         # Unsharded: the sum stays in place.
         assert b.sent is not None
-        assert b.shard is not None
         if not self.sharding.state:
             if b.sent is not b.gradients:
                 b.shard.copy_(b.sent)
@@ -392,7 +388,7 @@ class DataParallel:
             return
         self._across.append(b)
         if self.compressor is not None:
-            b.across = Underway(self.compressor.across(b, self._micro_batch))
+            b.across = CompressedReduction(self.compressor.across(b, self._micro_batch))
         else:
             b.across = self.comm.all_reduce(
                 b.shard, "dp_replicate", unit=b.name, phase="B", micro_batch=self._micro_batch
@@ -430,16 +426,16 @@ class DataParallel:
     def norm_square(self) -> Tensor:
         """Return the squared 2-norm of the gradients, (), fp64: complete with zero=0, else this rank's share of the
         sum over the world."""
-        squares = [square(b.shard) for b in self.buckets if b.shard is not None]
+        squares = [square(b.shard) for b in self.buckets]
         return torch.stack(squares).sum() / (self.strategy.dp_replicate if self.sharding.state else 1)
 
     def scale(self, factor: float) -> None:
         """Multiply every gradient by a factor."""
         if factor != 1.0:
-            torch._foreach_mul_([b.shard for b in self.buckets if b.shard is not None], factor)
+            torch._foreach_mul_([b.shard for b in self.buckets], factor)
 
     def scale_by(self, factor: Tensor) -> None:
         """Multiply every gradient by a factor, (), on the device, without synchronising with the host."""
-        shards = [b.shard for b in self.buckets if b.shard is not None]
+        shards = [b.shard for b in self.buckets]
         for dtype in dict.fromkeys(shard.dtype for shard in shards):
             torch._foreach_mul_([shard for shard in shards if shard.dtype == dtype], factor.to(dtype))

@@ -64,7 +64,7 @@ class Boxes(Protocol):
     def boxes_of(self, fqn: str) -> tuple[ParameterBox, ...]: ...
 
 
-def owned(
+def owned_parts(
     engine: DataParallel,
     masters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
@@ -85,9 +85,11 @@ def owned(
         of = {name: master for name, master in masters.items() if (name in of_experts) == experts}
         # The holder of a parameter's first element writes its scalar states (step). Tensors on several tp ranks, the
         # first of them writes.
-        mine = [p for first, p in _held(engine, of, optimizer, split, outer, copies=False) if first or p.shape]
+        mine = [
+            p for first, p in _parts_of_rank(engine, of, optimizer, split, outer, copies=False) if first or p.shape
+        ]
         if replica:
-            mine = _of_replica(replica, mine, BEFORE in outer)
+            mine = _replica_parts(replica, mine, BEFORE in outer)
         yield from shared(mine, shards_on if engine.sharding.state else whole_on)
     if replica:
         return
@@ -98,9 +100,9 @@ def owned(
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
 
 
-def _of_replica(replica: int, parts: Iterable[Part], apart: bool) -> list[Part]:
-    """Return the parts of the optimizer's state, and of parameters if replicas go on `apart`, under the names of a
-    replica that takes steps alone."""
+def _replica_parts(replica: int, parts: Iterable[Part], apart: bool) -> list[Part]:
+    """Return the parts of the optimizer's state, with `apart` also of parameters, that a replica which takes steps
+    alone saves, under its own names."""
     kinds = ("optimizer.", "parameters.", REPLICA) if apart else ("optimizer.", REPLICA)
     own = (part for part in parts if part.name.startswith(kinds))
     return [
@@ -116,7 +118,7 @@ def buffers(module: nn.Module) -> dict[str, Tensor]:
     return {f"buffers.{name}": t for name, t in module.named_buffers() if name in persistent}
 
 
-def _held(
+def _parts_of_rank(
     engine: DataParallel,
     masters: dict[str, Tensor],
     optimizer: torch.optim.Optimizer,
@@ -202,7 +204,7 @@ def _over_layers(engine: DataParallel, split: Split) -> dict[str, Tensor]:
 
 
 def _everywhere(comm: Comm, axis: str, mine: list[Tensor]) -> list[Tensor]:
-    """Gather each tensor from all ranks of an axis: (ranks, *shape). In one message, since many are small."""
+    """Gather each tensor from all ranks of an axis, in one message: (ranks, *shape) each."""
     ranks = comm.ranks(axis)
     if not mine:
         return []
@@ -270,9 +272,11 @@ def load(
     of another type than the masters. Raises CheckpointError."""
     # An all-gather of the initial weights may be in flight, in the memory that is read into.
     engine.wait_parameters(list(engine.parameters))
-    parts = [part for _, part in _held(engine, masters, optimizer, split, outer)]
+    parts = [part for _, part in _parts_of_rank(engine, masters, optimizer, split, outer)]
     if replica := engine.comm.mesh.place(engine.comm.world.rank).get("dp_local", 0):
-        parts += _of_replica(replica, parts, BEFORE in outer)  # read after the first one's, if the checkpoint has it
+        parts += _replica_parts(
+            replica, parts, BEFORE in outer
+        )  # read after the first one's, if the checkpoint has it
     parts += rest
     c = engine.compressor
     if c is None:

@@ -28,7 +28,7 @@ from torch import Tensor
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression import Compressor, compressor
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.runtime.data_parallel.engine import DataParallel
 from phalanx.runtime.data_parallel.logical_state import BEFORE, REPLICA
 from phalanx.schedule.gradients.compression import outer_reduction
@@ -53,7 +53,7 @@ class OuterUpdate:
         self.residual: dict[str, Tensor] = {}
         self._handles: list[Handle] = []
         # Where changes lie until they are applied: (name of the bucket, shard), and views of it for each master.
-        self._shards = {b.name: b.shard for b in engine.buckets if b.shard is not None}
+        self._shards = {b.name: b.shard for b in engine.buckets}
         self.changes = dict(gradients)
         if rule.delay:
             self._set_apart()
@@ -87,7 +87,7 @@ class OuterUpdate:
         self._compressed = {b.name: FlatBucket(b, alone, self.replica) for b in cut}
         for name, flat in self._compressed.items():
             flat.sent = self._shards[name]
-        dtype, over = self._shards[cut[0].name].dtype, Over("dp_local", phase="opt")
+        dtype, over = self._shards[cut[0].name].dtype, ReductionAxes("dp_local", phase="opt")
         self.compressor = compressor(c, over, list(self._compressed.values()), comm, dtype)
         for b in self.engine.buckets:
             for kept in self.compressor.kept(self._compressed[b.name])[:1]:
@@ -95,8 +95,8 @@ class OuterUpdate:
 
     @torch.no_grad()
     def after(self, step: int) -> None:
-        """Send and apply what is due at the end of `step` of those that replicas take alone; all replicas
-        together."""
+        """Send and apply the changes that are due at the end of step number `step` since replicas synchronised; all
+        replicas together."""
         sent, applied = self.rule.sent(step, self.local), self.rule.applied(step, self.local)
         if sent is not None:
             self._send([b for b in self.engine.buckets if b.bucket.fragment == sent])
@@ -108,7 +108,7 @@ class OuterUpdate:
         return [p.fqn for b in buckets for p in b.bucket.parameters if p.fqn in self.masters]
 
     def _send(self, buckets: Sequence[FlatBucket]) -> None:
-        """Sum the changes over the replicas, in place: start to, or compressed, do so."""
+        """Sum the changes over the replicas, in place; uncompressed, only start to, and `wait` completes it."""
         if self.compressor is not None and self.rule.delay:
             for b in buckets:  # whose padding holds what another fragment left, and would be coded with the rest
                 self._shards[b.name].zero_()
@@ -146,7 +146,7 @@ class OuterUpdate:
 
     @property
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """What checkpoints hold, by prefix and parameter, live (logical_state.py)."""
+        """The live tensors that checkpoints hold, by prefix and parameter (logical_state.py)."""
         apart = {BEFORE: self.before} if self.rule.apart else {}
         return {"outer": self.momentum, f"{REPLICA}{self.replica}.residual": self.residual, **apart}
 

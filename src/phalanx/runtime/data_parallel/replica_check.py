@@ -32,10 +32,8 @@ class ReplicasDiffer(RuntimeError):
 
 
 def checksum(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor's elements, their bits read as integers, modulo 2^64: (), int64.
-
-    Exact and independent of order; a NaN counts like any number. Changes that cancel in the sum go unseen.
-    """
+    """Return the sum of a tensor's elements, their bits read as integers, modulo 2^64: (), int64. Exact and
+    independent of order; a NaN counts like any number. Changes that cancel in the sum go unseen."""
     bits = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
     return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum()
 
@@ -43,10 +41,7 @@ def checksum(tensor: Tensor) -> Tensor:
 def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None = None) -> None:
     """Compare the replicas' state between two steps; all ranks together, in one unrecorded all-gather of a number per
     tensor. `masters`: the tensors that this rank updates, by parameter, as pieces with zero >= 1; `split`: its part
-    of the model.
-
-    Raises ReplicasDiffer, on all ranks of a pipeline alike.
-    """
+    of the model. Raises ReplicasDiffer, on all ranks of a pipeline alike."""
     comm = engine.comm
     unequal = [] if comm.world.size == 1 else _unequal(engine, masters, split)
     if comm.size("pp") > 1:
@@ -142,9 +137,9 @@ def _differences(table: Tensor, names: Sequence[str], ranks: Sequence[int]) -> I
         holders: dict[int, list[int]] = {}
         for rank, value in zip(ranks, table[:, i].tolist(), strict=True):
             holders.setdefault(value, []).append(rank)
-        yield f"{names[i]} ({' against '.join(map(_listed, sorted(holders.values(), key=len)))})"
+        yield f"{names[i]} ({' against '.join(map(_name_ranks, sorted(holders.values(), key=len)))})"
 
 
-def _listed(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     more = f" and {len(ranks) - _RANKS} more" if len(ranks) > _RANKS else ""
     return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:_RANKS]))}{more}"

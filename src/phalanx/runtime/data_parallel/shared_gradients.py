@@ -34,7 +34,6 @@ class SharedGradients:
         self._tied: Tensor | None = None
         # Runs of adjacent gradients with equal numbers of holders, and gradients to sum over tp.
         for b in engine.buckets:
-            assert b.shard is not None
             begins, before = 0, 0
             replicas = b.bucket.replicas(engine.strategy)
             if holds_one_tied_copy(split.spec) and b.bucket.parameters[0].unit == "model":
@@ -52,11 +51,8 @@ class SharedGradients:
                     sums.append((here, boxes[fqn], split.index // box.copies))
         # A place in the buffer for each distinct part of a summed gradient.
         self._sums: list[tuple[Tensor, Tensor]] = []  # (gradient, its place in the buffer)
-        shard = engine.buckets[0].shard
-        assert shard is not None
-        self._buffer = engine.comm.buffer(
-            summed_elements(split, [b.bucket for b in engine.buckets], engine.strategy), shard.dtype
-        )
+        size = summed_elements(split, [b.bucket for b in engine.buckets], engine.strategy)
+        self._buffer = engine.comm.buffer(size, engine.buckets[0].shard.dtype)
         begins = 0
         for gradient, different, which in sums:
             places = self._buffer[begins : begins + different * gradient.numel()].view(different, -1)

@@ -108,7 +108,7 @@ class WholeMatrices:
         return whole
 
     def _cut(self, m: Matrix, its: list[tuple[int, int, int, Tensor]], result: Tensor) -> None:
-        """Cut a result into the pieces in which its matrix arrived."""
+        """Write a result into the pieces in which its matrix arrived."""
         for part in dict.fromkeys(part for part, *_ in its):
             local = (result if m.shape == m.held else result[self._box(m, part)]).reshape(-1)
             for of_part, start, stop, piece in its:

@@ -36,7 +36,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import same_place
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket, Piece, placeholder
 from phalanx.schedule.event import Phase
-from phalanx.schedule.gradients.buckets import SCALES, gathered_elements, gathered_narrow, scales, slot_sizes, slots
+from phalanx.schedule.gradients.buckets import SCALES, gathered_elements, gathers_in_8_bits, scales, slot_sizes, slots
 from phalanx.spec.job import Precision
 from phalanx.spec.number_formats import NUMBER_FORMATS
 
@@ -70,7 +70,8 @@ class NarrowShards:
     def place(
         self, flat: FlatBucket, memory: Tensor, parameters: dict[str, nn.Parameter], arrive: narrow_product.Arrive
     ) -> None:
-        """Register where a bucket's parameters are once it is gathered in `memory`; `arrive` waits for that."""
+        """Point a bucket's parameters to their places in `memory`, in which it is gathered; `arrive` waits for the
+        gather."""
         views = flat.views(memory.view(narrow_product.E4M3))
         for p in flat.bucket.parameters:
             place = self._places[p.fqn]
@@ -95,7 +96,6 @@ class NarrowShards:
         self._whole.copy_(self._numbers[self._matrices :])
         scale = scale.to(self._dtype)
         for flat, memory in zip(self._flats, self._memories, strict=True):
-            assert flat.master is not None
             narrow, wide = self.shards[flat.name].view(narrow_product.E4M3), memory.view(self._dtype)
             for piece, at in self._of_matrices(flat):
                 values, into = piece.of(flat.master), piece.of(narrow)
@@ -106,7 +106,6 @@ class NarrowShards:
     def _announce(self, flat: FlatBucket) -> None:
         """Write this rank's share of a bucket to the all-reduced tensor: largest magnitudes of its parts of matrices,
         and parts of other parameters."""
-        assert flat.master is not None
         matrices = list(self._of_matrices(flat))
         if matrices:  # one after the other, and so are their scales
             largest = torch.stack(torch._foreach_norm([piece.of(flat.master) for piece, _ in matrices], math.inf))
@@ -187,13 +186,13 @@ class ParameterGatherer:
         for b, memory in memories:
             own = {p.fqn: parameters[p.fqn] for p in b.bucket.parameters}
             memory = memory[: gathered_elements(b.bucket, b.padded, precision)]
-            eight = gathered_narrow(b.bucket, precision)
+            eight = gathers_in_8_bits(b.bucket, precision)
             self.units[b.name] = _Unit(b, own, memory.view(torch.uint8) if eight else memory)
         # Units that are gathered in 8 bits.
         self._narrow = []
         for experts in (False, True):
             held = [u for u in self.units.values() if u.flat.bucket.experts == experts]
-            held = [u for u in held if gathered_narrow(u.flat.bucket, precision)]
+            held = [u for u in held if gathers_in_8_bits(u.flat.bucket, precision)]
             if held:
                 self._narrow.append(NarrowShards([u.flat for u in held], [u.memory for u in held], dtype, comm))
             for unit in held:
@@ -264,7 +263,6 @@ class ParameterGatherer:
                 self._arrive(other)
                 self._release(other)
         flat = unit.flat
-        assert flat.master is not None
         if unit.narrow is None:
             own = flat.own(unit.memory)
             own.copy_(flat.master)

@@ -55,8 +55,8 @@ class ContextParallel:
         return positions.transpose(0, 1).flatten(1)[:, order.flatten().argsort()]
 
     def lowest(self, windows: Collection[int | None], positions: Tensor | None) -> dict[int | None, Lowest]:
-        """Return `lowest` for each window of the blocks. The part that depends only on windows is computed once and
-        cached."""
+        """Return `lowest`, as in the module's docstring, for each window. Without `positions` it depends on windows
+        alone, and is computed once."""
         short = {w: w if w is not None and w < self.context.seq else None for w in windows}
         if positions is None and not any(short.values()):
             return dict.fromkeys(short)

@@ -30,8 +30,8 @@ from phalanx.spec.model.mechanisms import Experts
 
 Rows = list[tuple[int, ...]]
 """Row counts by rank, then by expert of that rank."""
-Otherwise = Callable[[int | None], Sequence[int]]
-"""global rank, or None for this one -> rows of each expert, for tensors without values (fake tensors)."""
+BalancedCounts = Callable[[int | None], Sequence[int]]
+"""(global rank, or None for this one) -> rows of each expert under balanced routing, for tensors without values."""
 
 
 @dataclass
@@ -86,7 +86,7 @@ class ExpertParallel:
         the auxiliary losses, (2,)."""
         self.loads[block] += torch.cat([load.double(), dropped.double()[None], losses])
 
-    def exchanged(self, unit: str, counts: Tensor, otherwise: Otherwise) -> tuple[Rows, Rows]:
+    def exchanged(self, unit: str, counts: Tensor, otherwise: BalancedCounts) -> tuple[Rows, Rows]:
         """Exchange row counts. Returns (rows that leave for the experts of every rank, rows that come from every rank
         for own experts)."""
         ranks, here = self.ranks, self.experts.here
@@ -97,7 +97,7 @@ class ExpertParallel:
         leaving, coming = (_table(part, here) for part in (table[: ranks * here], table[ranks * here :]))
         return leaving, coming
 
-    def _even(self, otherwise: Otherwise) -> list[int]:
+    def _even(self, otherwise: BalancedCounts) -> list[int]:
         """Return the exchanged counts for tensors without values: (sent, received)."""
         group = self.inner.comm.ranks(self.axis)
         place = group.index(self.inner.comm.world.rank)
@@ -127,7 +127,7 @@ def route(
     width: int,
     tokens: int,
     counts: Tensor,
-    otherwise: Otherwise,
+    otherwise: BalancedCounts,
     experts: Experts,
 ) -> Route:
     """Plan where the rows of a layer go; all ranks of the group together.
@@ -177,9 +177,9 @@ def _by_expert(coming: Sequence[Sequence[int]], device: torch.device) -> Tensor 
     starts = [0, *accumulate(n for of in coming for n in of)]
     begins = [starts[r * here + e] for e in range(here) for r in range(ranks)]
     reads = [0, *accumulate(sizes)]
-    shift = host_values.sent([a - b for a, b in zip(begins, reads, strict=False)], device)
+    shift = host_values.to_device([a - b for a, b in zip(begins, reads, strict=False)], device)
     total = reads[-1]
-    shifts = shift.repeat_interleave(host_values.sent(sizes, device), output_size=total)
+    shifts = shift.repeat_interleave(host_values.to_device(sizes, device), output_size=total)
     return shifts.add_(torch.arange(total, device=device))
 
 
@@ -190,7 +190,7 @@ def _arrived(route: Route) -> Tensor:
     return target
 
 
-class _Leave(torch.autograd.Function):
+class _SendRows(torch.autograd.Function):
     """Starts to send the tokens' rows; backward, receives their gradients."""
 
     @staticmethod
@@ -199,10 +199,7 @@ class _Leave(torch.autograd.Function):
         rows = x.index_select(0, route.token)
         if ep is None or ep.ranks == 1:
             return rows
-        if route.copies > 1:
-            rows = torch.cat(
-                [part for part in rows.split(list(route.sends[:: route.copies])) for _ in range(route.copies)]
-            )
+        rows = _for_each_copy(route, rows)
         target, handle = ep.all_to_all(route, rows, False, unit, "F")
         route.underway.append((rows, target, handle))
         return target
@@ -218,7 +215,7 @@ class _Leave(torch.autograd.Function):
         return None, None, None, d_x
 
 
-class _Come(torch.autograd.Function):
+class _ReceiveRows(torch.autograd.Function):
     """Receives the rows and orders them by expert; backward, starts to send their gradients."""
 
     @staticmethod
@@ -233,10 +230,10 @@ class _Come(torch.autograd.Function):
         route: Route = ctx.route
         rows = _as_they_came(route, g)
         route.underway.append((rows, *ctx.ep.all_to_all(route, rows, True, ctx.unit, "B")))
-        return None, None, None, recompute.nothing(g, g.shape)
+        return None, None, None, recompute.placeholder(g, g.shape)
 
 
-class _Return(torch.autograd.Function):
+class _ReturnResults(torch.autograd.Function):
     """Sends results back to the ranks of their tokens."""
 
     @staticmethod
@@ -269,7 +266,7 @@ class _Combine(torch.autograd.Function):
         ctx.route = route
         ctx.save_for_backward(y, weights)
         if not needed:
-            return recompute.nothing(y, (route.tokens, y.shape[-1]))
+            return recompute.placeholder(y, (route.tokens, y.shape[-1]))
         return _summed(route, y, weights.to(y.dtype))
 
     @staticmethod
@@ -282,10 +279,15 @@ class _Combine(torch.autograd.Function):
         d_w = torch.zeros_like(weights).view(-1)
         d_w[route.slots] = dots.to(weights.dtype)
         d_y.mul_(weights.view(-1)[route.slots].to(y.dtype).unsqueeze(-1))
-        if route.copies > 1:
-            parts = d_y.split(list(route.sends[:: route.copies]))
-            d_y = torch.cat([part for part in parts for _ in range(route.copies)])
-        return None, None, d_y, d_w.view(weights.shape)
+        return None, None, _for_each_copy(route, d_y), d_w.view(weights.shape)
+
+
+def _for_each_copy(route: Route, rows: Tensor) -> Tensor:
+    """Return the rows in the order of their destinations, once for each of the ranks that share an expert."""
+    if route.copies == 1:
+        return rows
+    parts = rows.split(list(route.sends[:: route.copies]))
+    return torch.cat([part for part in parts for _ in range(route.copies)])
 
 
 def _dots(own: Sequence[Tensor], g: Tensor) -> Tensor:
@@ -326,26 +328,26 @@ def _summed(route: Route, rows: Tensor, weights: Tensor | None) -> Tensor:
     return out
 
 
-def leave(ep: ExpertParallel | None, unit: str, route: Route, x: Tensor) -> Tensor:
-    """Start to send the rows of own tokens, x (tokens, hidden), to their experts; `come` waits for what arrives.
-    Computation in between overlaps with the rows, and in the backward pass with their gradients. Autograd keeps
+def send_rows(ep: ExpertParallel | None, unit: str, route: Route, x: Tensor) -> Tensor:
+    """Start to send the rows of own tokens, x (tokens, hidden), to their experts; `receive_rows` waits for arriving
+    ones. Computation in between overlaps with the rows, and in the backward pass with their gradients. Autograd keeps
     nothing."""
-    return _Leave.apply(ep, unit, route, x)  # type: ignore[no-any-return]
+    return _SendRows.apply(ep, unit, route, x)  # type: ignore[no-any-return]
 
 
-def come(ep: ExpertParallel | None, unit: str, route: Route, rows: Tensor) -> Tensor:
+def receive_rows(ep: ExpertParallel | None, unit: str, route: Route, rows: Tensor) -> Tensor:
     """Wait for the rows of own experts and return them ordered by expert, (rows, hidden)."""
     if ep is None or ep.ranks == 1:
         return rows
-    return _Come.apply(ep, unit, route, rows)  # type: ignore[no-any-return]
+    return _ReceiveRows.apply(ep, unit, route, rows)  # type: ignore[no-any-return]
 
 
-def give_back(ep: ExpertParallel | None, unit: str, route: Route, y: Tensor) -> Tensor:
+def return_results(ep: ExpertParallel | None, unit: str, route: Route, y: Tensor) -> Tensor:
     """Send the results of this rank's experts, y (rows, hidden), back; return the results of its tokens' rows.
     Autograd keeps nothing."""
     if ep is None or ep.ranks == 1:
         return y
-    return _Return.apply(ep, unit, route, y)  # type: ignore[no-any-return]
+    return _ReturnResults.apply(ep, unit, route, y)  # type: ignore[no-any-return]
 
 
 def combine(route: Route, y: Tensor, weights: Tensor, needed: bool) -> Tensor:

@@ -27,8 +27,8 @@ class Halo:
         """Places of this rank's pieces in the sequence."""
 
     def _neighbours(self, tokens: Tensor, phase: Phase, step: int) -> Tensor:
-        """Return what the pieces before (`step` -1) or after (1) this rank's give, zeros beyond the sequence.
-        `tokens`: what its own give, (pieces, early, batch, channels)."""
+        """Return the `tokens` of the pieces before (`step` -1) or after (1) each of this rank's, zeros beyond the
+        sequence. `tokens`: the tokens that this rank's pieces give to others, (pieces, early, batch, channels)."""
         every = tokens.new_empty(len(self.order), *tokens.shape[1:])
         self.cp.inner.all_gather(every.view(-1), tokens.view(-1), "cp", self.unit, phase).wait()
         taken = torch.zeros_like(tokens)
@@ -43,6 +43,6 @@ class Halo:
         return self._neighbours(last.permute(1, 2, 0, 3).contiguous(), "F", -1)
 
     def after(self, d_u: Tensor, d_before: Tensor) -> None:
-        """Add the gradient of what `before` gave other ranks to that of u."""
+        """Add to the gradient of u that of the tokens which `before` gave to other ranks."""
         of_last = self._neighbours(d_before, "B", 1)
         d_u.unflatten(1, (self.pieces, -1))[:, :, -self.early :] += of_last.permute(2, 0, 1, 3)

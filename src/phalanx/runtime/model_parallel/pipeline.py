@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, Left
+from phalanx.runtime.autograd.deferred_weight_grads import DeferredGradients, DeferredUnits
 from phalanx.runtime.autograd.layer_comm import LayerComm
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
-from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.comm.timeline import Span
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -106,7 +106,7 @@ class Pipeline:
         self._names = {id(p): name for name, p in engine.parameters.items()}
         self.actions = schedule.actions[place]
         self.chunks = tuple(c for c, rank in enumerate(schedule.rank_of) if rank == place)
-        self.now = Now(0, "F")
+        self.now = RunningPass(0, "F")
         self._started = 0.0  # time at which the current pass had all its inputs
         self._finished = last_weight_grad_at(self.actions)
         self._anchor = torch.zeros((), requires_grad=True)
@@ -117,7 +117,7 @@ class Pipeline:
         self._here: dict[tuple[Phase, int, int], Tensor] = {}  # computed, not yet sent or used
         self._arriving: dict[tuple[Phase, int, int], tuple[Tensor, Handle]] = {}
         self._leaving: dict[tuple[Phase, int], tuple[Tensor, Handle]] = {}
-        self._weights_due: dict[tuple[int, int], Left] = {}  # deferred gradients of weights
+        self._weights_due: dict[tuple[int, int], DeferredUnits] = {}  # deferred gradients of weights
 
     def step(self, micro_batches: Sequence[Any], seed: float) -> Tensor:
         """Run all passes of a step, from the gradient `seed` of each loss. Returns the sum of the losses, (), fp64: 0
@@ -163,7 +163,7 @@ class Pipeline:
         return run(batch, x, chunk)
 
     def _begins(self, action: Action, what: str) -> None:
-        self.now = Now(action.micro_batch, action.kind)  # type: ignore[arg-type]
+        self.now = RunningPass(action.micro_batch, action.kind)  # type: ignore[arg-type]
         chunk = f" of chunk {action.chunk}" if self.schedule.chunks > 1 else ""
         self.comm.status.now(f"{what}{chunk} of micro-batch {action.micro_batch}")
 

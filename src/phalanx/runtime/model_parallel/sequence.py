@@ -70,7 +70,7 @@ class RankRows:
 
     def gather_rounded(
         self, local: Tensor, dtype: torch.dtype, unit: str, phase: Phase, back: Tensor | None = None
-    ) -> tuple[narrow_product.Rounded, list[Handle]]:
+    ) -> tuple[narrow_product.RoundedOperand, list[Handle]]:
         """Start to gather all ranks' rows in 8 bits, with one scale for all. `back`: the inverse scale from an
         earlier gather of the same rows; None: ranks compute it."""
         if back is None:
@@ -85,7 +85,7 @@ class RankRows:
             torch.mul(rows, scale, out=mine)
             source, target = (part.view(torch.uint8).view(-1) for part in (mine, into))
             started.append(self.inner.all_gather(target, source, "tp", unit, phase))
-        return narrow_product.Rounded(numbers, back), started
+        return narrow_product.RoundedOperand(numbers, back), started
 
     def scatter(self, into: Tensor, chunk: Tensor, unit: str, phase: Phase) -> Handle:
         """Start to add up the ranks' terms of a chunk; this rank's rows of the sum are written to `into`."""
@@ -114,7 +114,7 @@ def _arrived(
     numbers = gathered if isinstance(gathered, Tensor) else gathered.numbers
     for handle, (here, *parts) in zip(arriving, rows.per_chunk(numbers, *tensors), strict=True):
         handle.wait()
-        yield here if isinstance(gathered, Tensor) else narrow_product.Rounded(here, gathered.back), *parts
+        yield here if isinstance(gathered, Tensor) else narrow_product.RoundedOperand(here, gathered.back), *parts
 
 
 class _Columns(torch.autograd.Function):
@@ -138,7 +138,7 @@ class _Columns(torch.autograd.Function):
         outs = [x.new_empty(rows.batch, rows.seq, len(w)) for w in weights]
         by_token = [out.view(rows.tokens, -1) for out in outs]
         held = [
-            narrow_product.operand(narrow_product.of_inputs(w, n), operands)
+            narrow_product.operand(narrow_product.forward_operand(w, n), operands)
             for w, n in zip(weights, narrow, strict=True)
         ]
         for here, *into in _arrived(rows, gathered, arriving, *by_token):
@@ -151,7 +151,7 @@ class _Columns(torch.autograd.Function):
         rows: RankRows = ctx.rows
         x, *weights = ctx.saved_tensors
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
-        deferred = deferred_weight_grads.now(ctx.owners)
+        deferred = deferred_weight_grads.deferral(ctx.owners)
         if deferred is None:
             # Gather the input for weight gradients, unless those are deferred.
             gathered, arriving = _gather(rows, x, ctx.unit, "B", ctx.operands, ctx.back)
@@ -159,7 +159,7 @@ class _Columns(torch.autograd.Function):
         d_x = torch.empty_like(x)
         underway = []
         terms = rows.memory(x.shape[-1], x)
-        right = [narrow_product.of_gradients(w, n) for w, n in zip(weights, ctx.narrow, strict=True)]
+        right = [narrow_product.backward_operand(w, n) for w, n in zip(weights, ctx.narrow, strict=True)]
         for into, term in _chunk_by_chunk(rows, d_x, terms, g, right, ctx.operands, True):
             underway.append(rows.scatter(into, term, ctx.unit, "B"))
         del right
@@ -188,7 +188,7 @@ class _Columns(torch.autograd.Function):
 
 def _products(g: Sequence[Tensor], x: narrow_product.Operand, operands: NumberFormat | None) -> list[Tensor]:
     """Compute the weight gradients gᵀ x, (out, in), of several g (tokens, out) and one x (tokens, in)."""
-    read = narrow_product.operand(narrow_product.turned(x), operands)
+    read = narrow_product.operand(narrow_product.transposed(x), operands)
     return [narrow_product.product(part.t(), read, operands, gradient=True) for part in g]
 
 
@@ -309,11 +309,13 @@ def factors(x: Tensor, layer: nn.Linear) -> ProductTerm:
     bias: Tensor | None = layer.bias
     owners = deferred_weight_grads.owners(layer.weight, bias)
     bias = None if bias is None else bias.view_as(bias)
-    narrow = narrow_product.gathered(layer.weight)
+    narrow = narrow_product.narrow_weight(layer.weight)
     return ProductTerm((x,), weight, bias, owners=owners, operands=recompute.operands_of(layer), narrow=narrow)
 
 
-def repeated(core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear) -> ProductTerm:
+def recomputed_factors(
+    core: Core, inner: LayerComm, inputs: tuple[Tensor | None, ...], layer: nn.Linear
+) -> ProductTerm:
     """Return factors whose x is computed by `core` from `inputs`, and again in the backward pass."""
     return replace(factors(layer.weight, layer), inputs=inputs, core=core, inner=inner)
 
@@ -334,11 +336,11 @@ class _Summed(torch.autograd.Function):
         ctx.operands = operands = terms[0].operands
         width = len(terms[0].weight)
         if not needed:
-            return recompute.nothing(terms[0].weight, (rows.own, width))
+            return recompute.placeholder(terms[0].weight, (rows.own, width))
         x = [term.x().reshape(rows.tokens, -1) for term in terms]
         out = x[0].new_empty(rows.own, width)
         memory = rows.memory(width, out)
-        right = [narrow_product.of_inputs(term.weight, term.narrow) for term in terms]
+        right = [narrow_product.forward_operand(term.weight, term.narrow) for term in terms]
         underway = [
             rows.scatter(into, part, unit, "F")
             for into, part in _chunk_by_chunk(rows, out, memory, x, right, operands)
@@ -361,20 +363,22 @@ class _Summed(torch.autograd.Function):
             inputs, (weight, bias) = saved[:n], saved[n : n + 2]
             x = inputs[0]
             if core is not None:
-                x, inputs = recompute.again(core, inner, inputs, wanted[:n])
+                x, inputs = recompute.repeat(core, inner, inputs, wanted[:n])
             del saved[: n + 2], wanted[: n + 2]
             terms.append((x, inputs, weight, bias))
         d_x = [x.new_empty(x.shape).view(rows.tokens, -1) for x, *_ in terms]
-        by = [narrow_product.of_gradients(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)]
+        by = [
+            narrow_product.backward_operand(weight, n) for (_, _, weight, _), n in zip(terms, ctx.narrow, strict=True)
+        ]
         held = [narrow_product.operand(b, ctx.operands) for b in by]
         for chunk, *into in _arrived(rows, gathered, arriving, *d_x):
             _each(chunk, held, into, ctx.operands, gradient=True)
         del by, held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)
-        deferred = deferred_weight_grads.now(ctx.owners[0])
+        deferred = deferred_weight_grads.deferral(ctx.owners[0])
         if deferred is None:
-            g_columns = narrow_product.operand(narrow_product.turned(gathered), ctx.operands, gradient=True)
+            g_columns = narrow_product.operand(narrow_product.transposed(gathered), ctx.operands, gradient=True)
             d_weights = [
                 narrow_product.product(g_columns, x.detach().view(rows.tokens, -1).t(), ctx.operands, gradient=True)
                 for x, *_ in terms
@@ -397,7 +401,7 @@ class _Summed(torch.autograd.Function):
         return (None, None, None, None, *d_given)
 
 
-def summed(rows: RankRows, unit: str, terms: Sequence[ProductTerm], needed: bool = True) -> Tensor:
+def sum_terms(rows: RankRows, unit: str, terms: Sequence[ProductTerm], needed: bool = True) -> Tensor:
     """Add up all terms of all ranks, and the biases once. Returns this rank's rows, (own, out). `needed`: whether the
     value is used (autograd/recompute.py)."""
     tensors = [part for term in terms for part in (*term.inputs, term.weight, term.bias)]

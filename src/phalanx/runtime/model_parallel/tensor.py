@@ -74,7 +74,7 @@ class _Columns(torch.autograd.Function):
         ctx.biased = [bias is not None for bias in biases]
         ctx.save_for_backward(x, *weights)
         each = zip(weights, narrow, biases, strict=True)
-        return tuple(narrow_product.results(x, narrow_product.of_inputs(w, n), b, operands) for w, n, b in each)
+        return tuple(narrow_product.results(x, narrow_product.forward_operand(w, n), b, operands) for w, n, b in each)
 
     @staticmethod
     @once_differentiable
@@ -83,17 +83,18 @@ class _Columns(torch.autograd.Function):
         rows = x.view(-1, x.shape[-1])
         g = [part.reshape(-1, part.shape[-1]) for part in d_outs]
         d_x = narrow_product.product(
-            g[0], narrow_product.of_gradients(weights[0], ctx.narrow[0]), ctx.operands, gradient=True
+            g[0], narrow_product.backward_operand(weights[0], ctx.narrow[0]), ctx.operands, gradient=True
         )
         for part, weight, narrow in zip(g[1:], weights[1:], ctx.narrow[1:], strict=True):
             narrow_product.product(
-                part, narrow_product.of_gradients(weight, narrow), ctx.operands, True, d_x, add=True
+                part, narrow_product.backward_operand(weight, narrow), ctx.operands, True, d_x, add=True
             )
         underway = ctx.tp.all_reduce(d_x, ctx.unit, "B") if ctx.tp is not None else DONE
         d_parameters: list[Tensor | None] = [None] * (2 * len(weights))
-        deferred = deferred_weight_grads.now(ctx.owners)
+        deferred = deferred_weight_grads.deferral(ctx.owners)
         if deferred is not None:
-            deferred.products(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, rows, ctx.operands)
+            for owners, part in zip(deferred_weight_grads.by_layer(ctx.owners, ctx.biased), g, strict=True):
+                deferred.product(owners, part, rows, ctx.operands)
         else:
             # Overlapped with the all-reduce. Without tp the engine computes the products where it takes gradients.
             by_layer = deferred_weight_grads.by_layer(() if ctx.tp is not None else ctx.owners, ctx.biased)
@@ -115,7 +116,7 @@ def columns(tp: TensorParallel | None, unit: str, x: Tensor, layers: Sequence[nn
     # Gradients of all parameters arrive at once; views, whose graph nodes are in order, make them reach the engine in
     # the order in which it fills its buckets.
     views = [None if p is None else p.view_as(p) for p in parameters]
-    narrow = [narrow_product.gathered(layer.weight) for layer in layers]
+    narrow = [narrow_product.narrow_weight(layer.weight) for layer in layers]
     if tp is not None and tp.rows is not None:
         return sequence.columns(tp.rows, unit, owners, recompute.operands_of(layers[0]), narrow, x, views)
     operands = recompute.operands_of(layers[0])
@@ -136,7 +137,7 @@ class _Copied(torch.autograd.Function):
         return None, None, g
 
 
-def copied(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
+def copy_to_ranks(tp: TensorParallel, unit: str, x: Tensor) -> Tensor:
     """Return x, which all ranks have and use differently; backward all-reduces its gradient over the ranks."""
     return _Copied.apply(tp, unit, x)  # type: ignore[no-any-return]
 
@@ -157,7 +158,7 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, g: Tensor) -> Any:
-        deferred = deferred_weight_grads.now(ctx.owners)
+        deferred = deferred_weight_grads.deferral(ctx.owners)
         d_bias = None
         if deferred is not None:
             for bias in ctx.owners:
@@ -168,7 +169,7 @@ class _Sum(torch.autograd.Function):
 
 
 def rows(x: Tensor, layer: nn.Linear, needed: bool = True) -> Tensor:
-    """Compute this rank's term of x Wᵀ, to be added up by `summed`: the layer holds columns of W, and all of b.
+    """Compute this rank's term of x Wᵀ, to be added up by `sum_terms`: the layer holds columns of W, and all of b.
     `needed`: whether the value is used (autograd/recompute.py)."""
     operands = recompute.operands_of(layer)
     if needed and operands is None and not deferred_weight_grads.owners(layer.weight):
@@ -176,13 +177,13 @@ def rows(x: Tensor, layer: nn.Linear, needed: bool = True) -> Tensor:
     return recompute.product(x, layer.weight, needed=needed, operands=operands)
 
 
-def summed(
+def sum_terms(
     tp: TensorParallel, unit: str, terms: Sequence[Any], layers: Sequence[nn.Linear], needed: bool = True
 ) -> Tensor:
     """Add up the ranks' terms of the outputs of `layers`, in one all-reduce, and add the biases once. With sequence
     parallelism terms are `ProductTerm`, and the result this rank's rows of the sum, by reduce-scatter."""
     if tp.rows is not None:
-        return sequence.summed(tp.rows, unit, terms, needed)
+        return sequence.sum_terms(tp.rows, unit, terms, needed)
     y = terms[0]
     for other in terms[1:]:
         y = y.add_(other) if needed else recompute.add(y, other, needed)

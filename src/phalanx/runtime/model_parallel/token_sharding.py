@@ -123,7 +123,7 @@ class SequenceTokens:
         return _Placed.apply(part, tp.split.index * each + min(tp.split.index, over), shape, needed)  # type: ignore[no-any-return]
 
     def of(self, shape: Shape, rank: int) -> int:
-        """Return the number of tokens of `shape` that a rank routes."""
+        """Return how many of the tokens of `shape` a rank routes."""
         if self.tp is None or self.inner is None:
             return shape[0] * shape[1]
         own: int = own_tokens(shape[0] * shape[1], self.tp.split.tp, int(self.inner.comm.mesh.along("tp")[rank]))
@@ -135,7 +135,7 @@ class _Placed(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, begins: int, shape: Shape, needed: bool) -> Tensor:
         ctx.here = slice(begins, begins + len(part))
         if not needed:
-            return recompute.nothing(part, (*shape, part.shape[-1]))
+            return recompute.placeholder(part, (*shape, part.shape[-1]))
         out = part.new_zeros(*shape, part.shape[-1])
         out.flatten(0, 1)[ctx.here] = part
         return out

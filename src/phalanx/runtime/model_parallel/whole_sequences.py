@@ -86,7 +86,7 @@ def _runs(positions: Sequence[int]) -> Iterator[tuple[slice, slice]]:
             begin = i
 
 
-class _There(torch.autograd.Function):
+class _ToWholeSequences(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: WholeSequences, *parts: Tensor) -> Any:
         ctx.whole = whole
@@ -98,7 +98,7 @@ class _There(torch.autograd.Function):
         return None, *ctx.whole.gather("B", d_parts, ctx.whole.heads)
 
 
-class _Back(torch.autograd.Function):
+class _ToOwnTokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: WholeSequences, y: Tensor, heads: int) -> Tensor:
         ctx.rest = whole, heads
@@ -111,11 +111,11 @@ class _Back(torch.autograd.Function):
         return None, whole.scatter("B", [g], [heads])[0], None
 
 
-def there(whole: WholeSequences, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def to_whole_sequences(whole: WholeSequences, parts: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return this rank's heads of entire sequences, of every part."""
-    return _There.apply(whole, *parts)  # type: ignore[no-any-return]
+    return _ToWholeSequences.apply(whole, *parts)  # type: ignore[no-any-return]
 
 
-def back(whole: WholeSequences, y: Tensor, heads: int) -> Tensor:
+def to_own_tokens(whole: WholeSequences, y: Tensor, heads: int) -> Tensor:
     """Return this rank's tokens of a result of `heads` heads over all ranks of cp."""
-    return _Back.apply(whole, y, heads)  # type: ignore[no-any-return]
+    return _ToOwnTokens.apply(whole, y, heads)  # type: ignore[no-any-return]

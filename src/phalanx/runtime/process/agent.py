@@ -31,15 +31,15 @@ from phalanx.runtime.process.status import Status, StatusEntry
 
 
 @dataclass(frozen=True)
-class Late:
-    """`ranks` have not arrived at the collective `what`, where the `waiting` ranks have been since its time."""
+class LateRanks:
+    """The `ranks` that have not arrived at the collective `what`, and the ranks that are `waiting` for them there."""
 
     ranks: tuple[int, ...]
     what: StatusEntry
     waiting: tuple[int, ...]
 
 
-def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | None:
+def late_ranks(pages: dict[int, Status], now_s: float, overdue_s: float) -> LateRanks | None:
     """Return the ranks that have kept others waiting for longer than `overdue_s` seconds, or None."""
     # By collective (ranks, number): its entry, the ranks that wait there, the ranks that are missing.
     unmet: dict[tuple[tuple[int, ...], int], tuple[StatusEntry, list[int], set[int]]] = {}
@@ -60,10 +60,10 @@ def late(pages: dict[int, Status], now_s: float, overdue_s: float) -> Late | Non
         (what, ranks, missing - waiting) for what, ranks, missing in unmet.values() if missing - waiting
     ]
     what, ranks, missing = min(roots or unmet.values(), key=lambda row: row[0].time_s)
-    return Late(tuple(sorted(missing)), what, tuple(sorted(ranks)))
+    return LateRanks(tuple(sorted(missing)), what, tuple(sorted(ranks)))
 
 
-def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[int, ...]:
+def stopped_ranks(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[int, ...]:
     """Return the ranks whose process is stopped (SIGSTOP) and has reported nothing for `overdue_s` seconds."""
     return tuple(
         rank
@@ -72,15 +72,16 @@ def stopped(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[i
     )
 
 
-def overdue(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[tuple[int, ...], str]:
-    """Return the ranks to blame for a lack of progress for `overdue_s` seconds, and a sentence about them."""
-    who, halted = late(pages, now_s, overdue_s), stopped(pages, now_s, overdue_s)
+def overdue_ranks(pages: dict[int, Status], now_s: float, overdue_s: float) -> tuple[tuple[int, ...], str]:
+    """Return (the ranks to blame if nothing has progressed for `overdue_s` seconds, a sentence about them); empty if
+    none is."""
+    who, halted = late_ranks(pages, now_s, overdue_s), stopped_ranks(pages, now_s, overdue_s)
     if who is not None and (not halted or set(who.ranks) & set(halted)):
         return who.ranks, describe_late(who, pages, now_s)
     return halted, describe_stopped(halted, pages, now_s)
 
 
-def described_by_peers(
+def describe_by_peers(
     pages: dict[int, Status], words: Mapping[int, str], ended: Mapping[int, int], now_s: float, timeout_s: float
 ) -> str:
     """Describe the rank that others waited for until a collective of theirs timed out, from their last `words`.
@@ -96,7 +97,7 @@ def described_by_peers(
         overdue_s = 0.9 * timeout_s  # a peer may also have died: only ranks that are nearly late are to blame
     else:
         return ""
-    return overdue(pages, now_s, overdue_s)[1]
+    return overdue_ranks(pages, now_s, overdue_s)[1]
 
 
 def is_stopped(pid: int) -> bool:
@@ -107,7 +108,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def describe_late(late: Late, pages: dict[int, Status], now_s: float) -> str:
+def describe_late(late: LateRanks, pages: dict[int, Status], now_s: float) -> str:
     """Return one sentence: which ranks did not arrive where, their last reports, and which ranks have waited how
     long."""
     names = " and ".join(_name(rank, pages) for rank in late.ranks)
@@ -158,10 +159,8 @@ OnRestart = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Ranks:
-    """What an agent starts: `count` processes that run `command`, with `environment` added to its own.
-
-    They inherit the descriptors in `inherited`.
-    """
+    """The ranks that an agent starts: `count` processes that run `command`, with `environment` added to the agent's;
+    they inherit the descriptors in `inherited`."""
 
     command: Sequence[str]
     count: int
@@ -242,7 +241,7 @@ class Agent:
         }
         for rank in range(self._ranks.count):
             own = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self._processes[rank] = begin(self._ranks.command, own, self._ranks.inherited)
+            self._processes[rank] = start_process(self._ranks.command, own, self._ranks.inherited)
 
     def _succeeds(self) -> bool:
         """Watch over an attempt until all its ranks have ended; return whether all went well."""
@@ -273,18 +272,18 @@ class Agent:
             return (), ""
         self._checked_s = now_s
         pages = self.pages()
-        waited_for = late(pages, now_s, 0.0) is not None
-        if waited_for and late(pages, now_s, self._timeout_s) is None:  # who still has time
+        waited_for = late_ranks(pages, now_s, 0.0) is not None
+        if waited_for and late_ranks(pages, now_s, self._timeout_s) is None:  # who still has time
             return (), ""
-        return overdue(pages, now_s, self._timeout_s)
+        return overdue_ranks(pages, now_s, self._timeout_s)
 
     def _conclude(self, late: tuple[int, ...], why: str) -> None:
-        """Identify the rank that failed and end all others. The `late` ranks are killed at once; `why` describes
-        them."""
+        """Set `failure` to a sentence about the rank that failed, and end all others. `late` ranks are killed at
+        once; `why` is the sentence about them, if there are any."""
         pages = self.pages()
         ended = _codes(self._pids)
         words = {rank: status.words_of(self._attempt_folder, rank) for rank in self._pids}
-        why = why or described_by_peers(pages, words, ended, time.monotonic(), self._timeout_s)
+        why = why or describe_by_peers(pages, words, ended, time.monotonic(), self._timeout_s)
         sent: dict[int, signal.Signals] = {}
         for rank, pid in self._pids.items():
             if rank not in ended:
@@ -300,7 +299,7 @@ class Agent:
         self._all_end(_DEATH_S)
         codes = {rank: code for rank, code in _codes(self._pids).items() if code and code != -sent.get(rank, 0)}
         if not why:
-            rank = _first(self._attempt_folder, codes)
+            rank = _first_failed(self._attempt_folder, codes)
             why = _describe(self._attempt_folder, pages, rank, codes[rank])
             if codes[rank] == WRONG_INPUT:
                 self._remaining_restarts, self.wrong_input = 0, True
@@ -315,7 +314,7 @@ class Agent:
         return True
 
 
-def begin(
+def start_process(
     command: Sequence[str], environment: Mapping[str, str], inherited: tuple[int, ...]
 ) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own, where no Ctrl-C reaches it."""
@@ -323,10 +322,8 @@ def begin(
 
 
 def _codes(pids: dict[int, int]) -> dict[int, int]:
-    """Return the exit codes of the ranks that have ended, negative for signals.
-
-    The processes are not reaped (WNOWAIT), so that their pids are not reused while they may still be signalled.
-    """
+    """Return the exit codes of the ranks that have ended, negative for signals. The processes are not reaped
+    (WNOWAIT), so that their pids are not reused while they may still be signalled."""
     codes: dict[int, int] = {}
     for rank, pid in pids.items():
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -350,12 +347,9 @@ def _signal_all(pid: int, number: signal.Signals) -> None:
         _signal(pid, number)
 
 
-def _first(folder: Path, codes: dict[int, int]) -> int:
-    """Return the rank that failed first.
-
-    A killed rank precedes any other, for its peers only notice that it is gone; otherwise the rank whose last words
-    are the oldest.
-    """
+def _first_failed(folder: Path, codes: dict[int, int]) -> int:
+    """Return the rank that failed first. A killed rank precedes any other, for its peers only notice that it is gone;
+    otherwise the rank whose last words are the oldest."""
 
     def order(rank: int) -> tuple[bool, float]:
         words = status.words_file(folder, rank)

@@ -44,7 +44,7 @@ def gpus_are_shared() -> bool:
     return os.environ.get(SHARE_GPUS, "") not in ("", "0")
 
 
-def external() -> World | None:
+def external_world() -> World | None:
     """Return the world that torchrun or srun started this rank in, or None without either. Raises InputError."""
     env = os.environ
     try:

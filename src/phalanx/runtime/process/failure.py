@@ -7,11 +7,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def reason(error: BaseException) -> str:
-    """Return the root cause of an error as one line.
-
-    A full disk is searched for in the entire chain of causes, since the code that was writing fails last and reports
-    something else.
-    """
+    """Return the root cause of an error as one line. A full disk is searched for in the entire chain of causes, since
+    the code that was writing fails last and reports something else."""
     full = next((e for e in _causes(error) if isinstance(e, OSError) and e.errno in _FULL), None)
     if full is not None:
         where = f" at {full.filename}" if full.filename else ""

@@ -63,10 +63,8 @@ def _host() -> bytes:
 
 
 def cache_folder() -> Path:
-    """Return the folder of cached measurements and tokens, created if need be.
-
-    It is $PHALANX_CACHE, or else `phalanx` in the user's cache folder. Raises InputError if it cannot be created.
-    """
+    """Return the folder of cached measurements and tokens, created if need be. It is $PHALANX_CACHE, or else
+    `phalanx` in the user's cache folder. Raises InputError if it cannot be created."""
     chosen = os.environ.get("PHALANX_CACHE")
     base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "phalanx"
     try:

@@ -55,7 +55,7 @@ def shares_gpu(host: Host, ranks: int) -> bool:
 
 
 def require(host: Host, ranks: int, world: int) -> None:
-    """Require that `ranks` ranks of a world can run here. Raises InputError."""
+    """Require that `ranks` ranks, of a world of `world`, can run on this host. Raises InputError."""
     if not host.count:
         if host.driver and host.cuda is not None and not host.hidden:
             raise InputError(

@@ -25,9 +25,7 @@ from phalanx.spec.errors import InputError
 
 class StopFlag:
     """True once this rank has been asked to stop: by SIGUSR1, SIGTERM, SIGINT or SIGHUP, or by its launcher's death.
-
-    The ranks agree on it once a step.
-    """
+    The ranks agree on it once a step."""
 
     def __init__(self) -> None:
         self._asked = False
@@ -42,7 +40,7 @@ class StopFlag:
         return self._asked or os.getppid() != self._parent
 
 
-def restarted() -> bool:
+def is_restarted() -> bool:
     """Whether this rank was started again after a failure."""
     return int(os.environ.get(RESTARTS_VARIABLE, "0")) > 0
 
@@ -73,12 +71,9 @@ def run_rank(world: World, timeout_s: float, work: Callable[[], object], orderly
 
 
 @contextmanager
-def named(world: World) -> Iterator[None]:
-    """Turn an exception in a rank that torchrun or srun started into a RankFailure that names the rank.
-
-    None of our launchers reads the status page of such a rank, so the message must name it. InputError passes
-    unchanged.
-    """
+def naming_rank(world: World) -> Iterator[None]:
+    """Turn an exception in a rank that torchrun or srun started into a RankFailure that names the rank. None of our
+    launchers reads the status page of such a rank, so the message must name it. InputError passes unchanged."""
     try:
         yield
     except InputError:
@@ -87,9 +82,9 @@ def named(world: World) -> Iterator[None]:
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
         page, why = status.page(world.rank), reason(error)
-        late = worlds.absent(world, page.among) if timed_out(why) or cut_off(why) else ()
+        late = worlds.absent_ranks(world, page.among) if timed_out(why) or cut_off(why) else ()
         if late:
-            why += f"; {worlds.described(late)} did not arrive"
+            why += f"; {worlds.name_ranks(late)} did not arrive"
         raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {why}") from None
 
 

@@ -84,7 +84,7 @@ class StatusPage:
             self._append(text, -1, 0)
 
     def __str__(self) -> str:
-        return _named(self._rank, self._place)
+        return _rank_name(self._rank, self._place)
 
     def _open_group(self, ranks: Sequence[int]) -> int:
         """Return the number of a new group, or -1 if the page is full: its collectives are then not tracked."""
@@ -134,10 +134,8 @@ def page(rank: int) -> StatusPage:
 
 @dataclass(frozen=True)
 class StatusEntry:
-    """A rank's report at `time_s` of the host's monotonic clock.
-
-    The entry of a collective has the ranks that take part and its number among their collectives, from 1.
-    """
+    """A rank's report at `time_s` of the host's monotonic clock. The entry of a collective has the ranks that take
+    part and its number among their collectives, from 1."""
 
     time_s: float
     text: str
@@ -162,10 +160,10 @@ class Status:
         return self.entries[-1].text if self.entries else "starting"
 
     def __str__(self) -> str:
-        return _named(self.rank, self.place)
+        return _rank_name(self.rank, self.place)
 
 
-def _named(rank: int, place: str) -> str:
+def _rank_name(rank: int, place: str) -> str:
     return f"rank {rank}" + (f" ({place})" if place else "")
 
 
@@ -174,13 +172,13 @@ def read(folder: Path) -> dict[int, Status]:
     statuses: dict[int, Status] = {}
     for path in folder.glob("rank-*"):
         rank = int(path.name.removeprefix("rank-"))
-        status = _parsed(rank, path.read_bytes())
+        status = _parse(rank, path.read_bytes())
         if status is not None:
             statuses[rank] = status
     return statuses
 
 
-def _parsed(rank: int, page: bytes) -> Status | None:
+def _parse(rank: int, page: bytes) -> Status | None:
     """Parse a page that may have been read while it was written: inconsistent entries are left out."""
     lines = page[_ABOUT:].split(b"\0")[0].decode(errors="replace").split("\n")
     if len(page) < PAGE_BYTES or len(lines) < 2 or not lines[0].isdecimal():

@@ -89,10 +89,8 @@ def _rendezvous(world: World, timeout_s: float) -> Store:
 
 
 def launchers() -> list[str]:
-    """Return the processes that started the ranks, each once, as "host pid start-time". Collective once joined.
-
-    After an elastic restart at least one of them is an earlier one: the agents that are left restart the ranks.
-    """
+    """Return the processes that started the ranks, each once, as "host pid start-time". Collective once joined. After
+    an elastic restart at least one of them is an earlier one: the agents that are left restart the ranks."""
     parent = os.getppid()
     stat = Path(f"/proc/{parent}/stat")
     start_ticks = stat.read_text().rsplit(")", 1)[1].split()[19] if stat.exists() else ""  # as pids are reused
@@ -107,20 +105,17 @@ def launchers() -> list[str]:
 _nodes: list[str] = []  # the host name of every rank, once `launchers` has gathered them
 
 
-def described(ranks: Sequence[int]) -> str:
-    """Name ranks in words, and the hosts whose ranks are all included."""
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return a list of ranks in words, which also names the hosts all of whose ranks are in it."""
     words = ", ".join(f"rank {rank}" for rank in ranks)
     gone = [n for n in dict.fromkeys(_nodes) if {r for r, name in enumerate(_nodes) if name == n} <= set(ranks)]
     return f"{words} (all of host {', '.join(gone)})" if gone else words
 
 
-def absent(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[int, ...]:
-    """Return the ranks that have not arrived at a collective that timed out.
-
-    Every rank that arrived calls this;
+def absent_ranks(world: World, ranks: Sequence[int], within_s: float = 3.0) -> tuple[int, ...]:
+    """Return the ranks that have not arrived at a collective that timed out. Every rank that arrived calls this;
     ranks that do not within `within_s` seconds are absent. Ranks meet through the store of the process group, since
-    collectives can no longer be trusted. Empty if it cannot be determined.
-    """
+    collectives can no longer be trusted. Empty if it cannot be determined."""
     missing: list[int] = []
     if not dist.is_initialized():
         return ()

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
-from torch.utils.hooks import RemovableHandle
 
 from phalanx.runtime.comm import shm
 from phalanx.runtime.comm.dtypes import DTYPE_NAMES
-from phalanx.runtime.comm.recorder import Now, Recorder
+from phalanx.runtime.comm.recorder import Recorder, RunningPass
+from phalanx.runtime.tracing.unit_hooks import unit_hooks
 
 _aten = torch.ops.aten
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
@@ -104,7 +104,7 @@ class Tracker(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._known or shm.foreign(tensor):
+        if key in self._known or shm.is_arena_view(tensor):
             return
         size = storage.nbytes()
 
@@ -140,45 +140,38 @@ class Tracker(TorchDispatchMode):
 def instrument(
     units: dict[str, nn.Module],
     recorder: Recorder,
-    now: Callable[[], Now],
+    now: Callable[[], RunningPass],
     tracker: Callable[[Recorder], Tracker] = Tracker,
 ) -> Iterator[Tracker]:
     """Record a step: its collectives and each unit's forward and backward pass with FLOPs and live bytes.
 
-    `now` says which micro-batch and phase runs. A unit's backward pass begins when its output's gradient arrives.
+    `now` returns the running micro-batch and phase. A unit's backward pass begins when its output's gradient
+    arrives.
     """
     recorder.clear()
-    hooks: list[RemovableHandle] = []
 
-    def watch(unit: str, module: nn.Module) -> None:
-        def before(_: nn.Module, args: tuple[Any, ...]) -> None:
-            recorder.compute("forward", "F", unit, now().micro_batch, _dtype(module))
+    def before(unit: str, module: nn.Module) -> None:
+        recorder.compute("forward", "F", unit, now().micro_batch, _dtype(module))
 
+    def after(unit: str, module: nn.Module, out: Tensor) -> None:
         def back(_: Tensor) -> None:
             m, phase = now()
             recorder.compute("input_grad" if phase == "I" else "backward", phase, unit, m, _dtype(module))
 
-        def after(_: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-            if out.requires_grad:
-                out.register_hook(back)
-
-        hooks.append(module.register_forward_pre_hook(before))
-        hooks.append(module.register_forward_hook(after))
+        if out.requires_grad:
+            out.register_hook(back)
 
     # Hooks mark where each unit's passes begin.
-    for unit, module in units.items():
-        watch(unit, module)
-    # Garbage of earlier steps would count as live.
-    gc.collect()
-    try:
-        with tracker(recorder) as follows:
-            recorder.keeping, recorder.meter = True, follows
-            yield follows
-            recorder.over()
-    finally:
-        recorder.keeping, recorder.meter = False, None
-        for hook in hooks:
-            hook.remove()
+    with unit_hooks(units, before, after):
+        # Garbage of earlier steps would count as live.
+        gc.collect()
+        try:
+            with tracker(recorder) as follows:
+                recorder.keeping, recorder.meter = True, follows
+                yield follows
+                recorder.over()
+        finally:
+            recorder.keeping, recorder.meter = False, None
 
 
 def _dtype(module: nn.Module) -> str:

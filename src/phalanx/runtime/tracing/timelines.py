@@ -22,8 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from phalanx.runtime.comm.recorder import Now
+from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.comm.timeline import COMPUTE, WAITING, CommTimeline, Span
+from phalanx.runtime.tracing.unit_hooks import unit_hooks
 from phalanx.spec.files.plan import write_json
 
 
@@ -53,30 +54,26 @@ class _Watch:
 
 @contextmanager
 def passes(
-    units: dict[str, nn.Module], optimizer: torch.optim.Optimizer, timeline: CommTimeline, now: Callable[[], Now]
+    units: dict[str, nn.Module],
+    optimizer: torch.optim.Optimizer,
+    timeline: CommTimeline,
+    now: Callable[[], RunningPass],
 ) -> Iterator[None]:
     """Record the passes of a step on its timeline: each unit's forward and backward, and the optimizer."""
     watch = _Watch(timeline)
 
-    def forward(unit: str) -> Callable[..., None]:
-        return lambda *_: watch.begin("forward", unit, now().micro_batch)
-
-    def over(unit: str) -> Callable[..., None]:
-        def after(_: nn.Module, args: object, out: Tensor) -> None:
-            watch.end()
-            if out.requires_grad:
-                out.register_hook(lambda _: watch.begin_backward(unit, now().micro_batch))
-
-        return after
+    def after(unit: str, _: nn.Module, out: Tensor) -> None:
+        watch.end()
+        if out.requires_grad:
+            out.register_hook(lambda _: watch.begin_backward(unit, now().micro_batch))
 
     hooks: list[Any] = [
         optimizer.register_step_pre_hook(lambda *_: watch.begin("optimizer")),
         optimizer.register_step_post_hook(lambda *_: watch.end()),
     ]
-    for unit, module in units.items():
-        hooks += [module.register_forward_pre_hook(forward(unit)), module.register_forward_hook(over(unit))]
     try:
-        yield
+        with unit_hooks(units, lambda unit, _: watch.begin("forward", unit, now().micro_batch), after):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
@@ -92,7 +89,7 @@ class RankTimeline:
     spans: tuple[Span, ...]
 
 
-def of_rank(rank: int, coordinates: dict[str, int], spans: Sequence[Span]) -> RankTimeline:
+def rank_timeline(rank: int, coordinates: dict[str, int], spans: Sequence[Span]) -> RankTimeline:
     """Bundle this process's spans so that another process can write them."""
     place = ", ".join(f"{axis} {i}" for axis, i in coordinates.items())
     return RankTimeline(rank, place, time.time_ns() - time.perf_counter_ns(), tuple(spans))

@@ -61,7 +61,8 @@ class AlgorithmFile:
 
 
 def ranks_of(algorithm: str | None, stated: int | None, default: int) -> int:
-    """Return the stated number of ranks, else that of an algorithm in a file, else a default. Raises InputError."""
+    """Return the number of ranks: `stated`, else that of the file if `algorithm` is one, else `default`. Raises
+    InputError."""
     if stated is None and algorithm is not None and is_algorithm_file(algorithm):
         return algorithm_file(algorithm).ranks
     return default if stated is None else stated
@@ -82,7 +83,7 @@ def _read(name: str) -> tuple[tuple[int, int], AlgorithmFile]:
         raise InputError("algorithm", name, "has no rounds", "write it as phalanx collectives show ring --json does")
     op, ranks = str(table.get("op", "")), _count(name, table, "ranks", None, 2**12)
     blocks = {"all_to_all": ranks * ranks, "broadcast": 1, "reduce": 1, "all_reduce": 1}.get(op, ranks)
-    chunks = _count(name, table, "chunks", _shown(table["rounds"]) or max(blocks, ranks), _MOST_CHUNKS)
+    chunks = _count(name, table, "chunks", _shown_chunks(table["rounds"]) or max(blocks, ranks), _MOST_CHUNKS)
     if chunks % blocks or (op in ("all_to_all", "barrier") and chunks != blocks):
         raise InputError("chunks", chunks, f"of {name} is no multiple of {blocks}", "cut the buffer evenly")
     if (cells := ranks * ranks * chunks) > _MOST_CELLS:
@@ -104,14 +105,14 @@ def _count(name: str, table: dict[str, Any], key: str, default: int | None, most
     return value
 
 
-def _shown(rounds: list[Any]) -> int | None:
-    """Return the chunks that a printed algorithm shows of a rank."""
+def _shown_chunks(rounds: list[Any]) -> int | None:
+    """Return the number of chunks of a rank in a printed algorithm (`holds` of its first round); None without."""
     holds = rounds[0].get("holds") if rounds and isinstance(rounds[0], dict) else None
     return len(holds[0]) if isinstance(holds, list) and holds and isinstance(holds[0], list) else None
 
 
 def _sends(entry: Any) -> list[Any]:
-    """Return the sends of a round: listed, or under `sends`."""
+    """Return the sends of a round, which is a list of them or an object with such a list under `sends`."""
     sends = entry.get("sends") if isinstance(entry, dict) else entry
     return sends if isinstance(sends, list) else [entry]
 

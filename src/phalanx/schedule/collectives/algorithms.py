@@ -16,7 +16,8 @@ from phalanx.schedule.collectives.ir import Ints, Round, cut, merge_rounds, para
 
 
 def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:
-    """ceil(lg p) rounds; members that have the buffer send it 2^k further, the farthest first."""
+    """Build ceil(lg p) rounds: every member that has the buffer sends it to the member 2^k further, largest k
+    first."""
     p = groups.shape[1]
     rounds = []
     for k in reversed(range((p - 1).bit_length())):
@@ -32,11 +33,8 @@ def binomial_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> li
 def flat_broadcast(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Round]:
     """p-1 rounds; the root sends to one member after the other."""
     p = groups.shape[1]
-    others = [(root + s) % p for s in range(1, p)]
-    return [
-        parallel_round(groups, np.array([root]), np.array([other]), low[:, None], high[:, None], False)
-        for other in others
-    ]
+    others = [np.array([(root + s) % p]) for s in range(1, p)]
+    return [parallel_round(groups, np.array([root]), o, low[:, None], high[:, None], False) for o in others]
 
 
 def chain_broadcast(groups: Ints, low: Ints, high: Ints, root: int, segments: int) -> list[Round]:
@@ -94,11 +92,9 @@ def flat_scatter(groups: Ints, low: Ints, high: Ints, root: int = 0) -> list[Rou
 
 @dataclass(frozen=True)
 class TwoTrees:
-    """The edges of two trees, each of which carries half of the buffer: columns of equal length, 2 (p - 1).
-
-    In round `step` + 2 s of a broadcast, segment s of a tree goes down an edge. Edges of even steps and edges of
-    odd ones take turns; no member has two edges of a turn into it, nor two out of it.
-    """
+    """The edges of two trees, each of which carries half of the buffer: columns of equal length, 2 (p - 1). In round
+    `step` + 2 s of a broadcast, segment s of a tree goes down an edge. Edges of even steps and edges of odd ones take
+    turns; no member has two edges of a turn into it, nor two out of it."""
 
     tree: Ints
     parent: Ints
@@ -132,10 +128,8 @@ def two_trees(p: int) -> TwoTrees:
 
 
 def _alternate(parents: list[int], children: list[int]) -> list[int]:
-    """Return a colour, 0 or 1, for each edge, such that the edges into a member differ, and so do those out of it.
-
-    At most two go in (one per tree) and at most two out, so conflicts form paths and cycles of even length.
-    """
+    """Return a colour, 0 or 1, for each edge, such that the edges into a member differ, and so do those out of it. At
+    most two go in (one per tree) and at most two out, so conflicts form paths and cycles of even length."""
     conflicts: list[list[int]] = [[] for _ in parents]
     for ends in (parents, children):
         first: dict[int, int] = {}

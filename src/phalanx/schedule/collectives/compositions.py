@@ -10,7 +10,7 @@
 Chan, Heimlich, Purkayastha, van de Geijn 2007 (Collective communication: theory, practice, and experience).
 """
 
-from phalanx.schedule.collectives.ir import Schedule, dual, then
+from phalanx.schedule.collectives.ir import Schedule, chain, dual
 from phalanx.schedule.collectives.proof import prove
 from phalanx.schedule.collectives.registry import ALGORITHMS, build
 from phalanx.spec.errors import InputError, Unproved, nearest
@@ -30,15 +30,13 @@ DUALS = {
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
 }
-"""The dual of each operation: what it becomes when run backwards."""
+"""The operation that each operation becomes when run backwards."""
 
 
-def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedule:
+def compose_operations(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedule:
     """Build `op` from `text`: operations joined by `+`, each optionally with an algorithm after a colon (default: the
     first of its table), as in `reduce_scatter:halving+all_gather`; or `dual:ALGORITHM`, that algorithm of the dual
-    operation run backwards.
-
-    Raises InputError for parts that do not make up `op`."""
+    operation run backwards. Raises InputError for parts that do not make up `op`."""
     first, *others = [part.strip() for part in text.split("+")]
     name, _, algorithm = first.partition(":")
     # The dual of one algorithm.
@@ -67,4 +65,4 @@ def composed(op: str, text: str, ranks: int, size: int, root: int = 0) -> Schedu
     for part in (first, *others):
         name, _, algorithm = part.partition(":")
         parts.append(build(name, algorithm or ALGORITHMS[name][0], ranks, size, root))
-    return then(parts[0], parts[1], op, " + ".join(f"{s.algorithm} {s.op}" for s in parts))
+    return chain(parts[0], parts[1], op, " + ".join(f"{s.algorithm} {s.op}" for s in parts))

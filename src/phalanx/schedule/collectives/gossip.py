@@ -32,9 +32,8 @@ class Bound:
 
 
 def fewest_messages(ranks: int) -> Bound:
-    """Search breadth first for the fewest messages that sum an element on all of `ranks` ranks.
-
-    Raises InputError for more ranks than can be searched."""
+    """Search breadth first for the fewest messages that sum an element on all of `ranks` ranks. Raises InputError for
+    more ranks than can be searched."""
     if not 2 <= ranks <= MOST_RANKS:
         raise InputError("ranks", ranks, "cannot be searched", f"use 2 to {MOST_RANKS}")
     whole = (1 << ranks) - 1
@@ -59,9 +58,8 @@ def _after_a_message(state: tuple[int, ...]) -> list[tuple[int, ...]]:
 
 def _renamed(state: tuple[int, ...]) -> tuple[int, ...]:
     """Return a representative of the states that equal this one up to renaming of ranks and contributions.
-
-    Contributions are sorted by the ranks that have them, then ranks by what they have; twice, which need not reach a
-    unique state: the search then sees some more of them."""
+    Contributions are sorted by the ranks that have them, then ranks by their contributions, all that twice. This need
+    not give a unique state: the search then visits a few equal ones."""
     ranks = len(state)
     for _ in range(2):
         columns = sorted(tuple(value >> c & 1 for value in state) for c in range(ranks))

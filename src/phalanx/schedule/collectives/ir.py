@@ -9,6 +9,7 @@ All transfers of a round read the state before the round. Rounds exist for proof
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +98,13 @@ def compose(
 # Schedules made from schedules.
 
 
-def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule:
+def _joined_columns(parts: Sequence[Schedule]) -> dict[str, Any]:
+    """Concatenate the columns of several schedules' transfers, all but `round`."""
+    names = ("source", "destination", "offset", "length", "reduces")
+    return {name: np.concatenate([getattr(s, name) for s in parts]) for name in names}
+
+
+def chain(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule:
     """Chain two schedules. Raises ValueError unless the second starts with what the first ends with."""
     if (first.ranks, first.size) != (second.ranks, second.size) or not _same(first.end, second.start):
         raise ValueError(f"{second.op} does not start with what {first.op} ends with")
@@ -106,32 +113,24 @@ def then(first: Schedule, second: Schedule, op: str, algorithm: str) -> Schedule
         op=op,
         algorithm=algorithm,
         round=np.concatenate([first.round, second.round + first.rounds]),
-        source=np.concatenate([first.source, second.source]),
-        destination=np.concatenate([first.destination, second.destination]),
-        offset=np.concatenate([first.offset, second.offset]),
-        length=np.concatenate([first.length, second.length]),
-        reduces=np.concatenate([first.reduces, second.reduces]),
         end=second.end,
+        **_joined_columns((first, second)),
     )
 
 
-def staggered(parts: Sequence[Schedule]) -> Schedule:
+def stagger(parts: Sequence[Schedule]) -> Schedule:
     """Pipeline an all-reduce or a broadcast over parts of a buffer, each one round behind the part before it: while
     one part uses the links of one tier, another uses the next tier's. Simultaneous steps of different parts are
     written as consecutive rounds, the first part first."""
     begins = np.cumsum([0, *(s.size for s in parts)])[:-1]
     turn = np.concatenate([(i + s.round) * len(parts) + i for i, s in enumerate(parts)])
     rows = np.argsort(turn, kind="stable")
-    shifted = [s.offset + begin for s, begin in zip(parts, begins, strict=True)]
+    shifted = [replace(s, offset=s.offset + begin) for s, begin in zip(parts, begins, strict=True)]
     return replace(
         parts[0],
         size=sum(s.size for s in parts),
         round=np.unique(turn[rows], return_inverse=True)[1],
-        source=np.concatenate([s.source for s in parts])[rows],
-        destination=np.concatenate([s.destination for s in parts])[rows],
-        offset=np.concatenate(shifted)[rows],
-        length=np.concatenate([s.length for s in parts])[rows],
-        reduces=np.concatenate([s.reduces for s in parts])[rows],
+        **{name: column[rows] for name, column in _joined_columns(shifted).items()},
         start=_placed([s.start for s in parts], begins),
         end=_placed([s.end for s in parts], begins),
     )
@@ -160,16 +159,6 @@ def dual(s: Schedule, op: str, algorithm: str, reduces: bool) -> Schedule:
         start=s.end,
         end=s.start,
     )
-
-
-def relabel(s: Schedule, order: Sequence[int]) -> Schedule:
-    """Rename ranks: what rank i did, rank order[i] does. An algorithm that favours neighbours gets the ranks in the
-    order of the machine this way. Raises ValueError unless `order` is a permutation of the ranks."""
-    name = np.asarray(order, dtype=np.int64)
-    if not np.array_equal(np.sort(name), np.arange(s.ranks)):
-        raise ValueError(f"{list(order)} does not name each of {s.ranks} ranks once")
-    start, end = (replace(h, rank=name[h.rank]) for h in (s.start, s.end))
-    return replace(s, source=name[s.source], destination=name[s.destination], start=start, end=end)
 
 
 def _same(a: Holdings, b: Holdings) -> bool:

@@ -101,7 +101,7 @@ class Run:
 
 
 def _first(true: npt.ArrayLike) -> int | None:
-    """The index of the first True."""
+    """Return the index of the first True; None without one."""
     return int(np.argmax(true)) if np.any(true) else None
 
 

@@ -17,7 +17,7 @@ Piece = tuple[int, int]
 
 @dataclass(frozen=True)
 class Message:
-    """What one partner gets or sends in a round. `reduces`: the receiver adds it to its own elements."""
+    """A message to or from rank `peer` in a round. `reduces`: the receiver adds it to its own elements."""
 
     peer: int
     pieces: tuple[Piece, ...]
@@ -33,8 +33,8 @@ class RankStep:
 
 
 def program(schedule: Schedule, me: int, long: int | None = None) -> tuple[RankStep, ...]:
-    """Return what rank `me` sends and receives, round by round. Messages of more than `long` elements are cut and
-    ordered as the module's docstring describes (None: no message is)."""
+    """Return the messages that rank `me` sends and receives, round by round. Messages of more than `long` elements
+    are cut and ordered as the module's docstring describes; None: no message is."""
     s = schedule
     rows = np.nonzero((s.source == me) | (s.destination == me))[0]
     rounds: dict[int, dict[tuple[bool, int, bool], list[Piece]]] = {}

@@ -35,9 +35,7 @@ class Needs:
 
 
 def operands(schedule: Schedule) -> list[tuple[int, ...]]:
-    """Return the distinct orders of contributions over all results, after proving the schedule.
-
-    Raises Unproved."""
+    """Return the distinct orders of contributions over all results, after proving the schedule. Raises Unproved."""
     prove(schedule)
     symbolic = run(schedule)
     atoms = len(symbolic.edges) - 1
@@ -63,9 +61,8 @@ def needs(schedule: Schedule) -> Needs:
 
 
 def examine(combine: Combine, algebra: Needs, seed: int = 0) -> None:
-    """Require of a function, on drawn integers, the algebra that a schedule needs.
-
-    Raises Unproved with a counterexample."""
+    """Require of a function, on drawn integers, the algebra that a schedule needs. Raises Unproved with a
+    counterexample."""
     draw = np.random.default_rng(seed)
     a, b, c = draw.integers(-9, 10, (3, _DRAWN))
     left, right = combine(combine(a, b), c), combine(a, combine(b, c))

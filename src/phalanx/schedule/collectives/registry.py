@@ -1,8 +1,8 @@
-"""Every collective by operation and algorithm (algorithms.py), for any number of ranks and any size: `build`. `prove`
+"""Every collective by operation and algorithm (algorithms.py), for any number of ranks and any size: `build`. `sweep`
 proves them for many world sizes, chunkings and roots.
 
-Some schedules are derived: a reduce is a
-broadcast reversed, an all-gather a reduce-scatter reversed, and some all-reduces chain two other collectives.
+Some schedules are derived: a reduce is a broadcast reversed, an all-gather a reduce-scatter reversed, and some
+all-reduces chain two other collectives.
 """
 
 import math
@@ -32,7 +32,7 @@ from phalanx.schedule.collectives.algorithms import (
     ring_all_reduce,
     ring_reduce_scatter,
 )
-from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule, compose, cut, dual, intervals, then
+from phalanx.schedule.collectives.ir import Holdings, Ints, Schedule, chain, compose, cut, dual, intervals
 from phalanx.schedule.collectives.proof import prove
 from phalanx.spec.errors import InputError, Unproved, nearest
 from phalanx.spec.job import is_algorithm_file
@@ -98,12 +98,12 @@ def build(
     """
     _check(op, algorithm, ranks, size, root, tiers, splits, segments)
     if is_algorithm_file(algorithm):
-        return _of_file(op, algorithm, ranks, size, root, splits)
+        return _from_file(op, algorithm, ranks, size, root, splits)
     if (op, algorithm) in DUALS:
         return dual(build(*DUALS[op, algorithm], ranks, size, root), op, algorithm, reduces=op == "reduce")
     if (op, algorithm) in COMPOSED:
         first, second = (build(*part, ranks, size, root) for part in COMPOSED[op, algorithm])
-        return then(first, second, op, algorithm)
+        return chain(first, second, op, algorithm)
     if op == "all_to_all":
         return _all_to_all(algorithm, ranks, np.full((ranks, ranks), size // ranks) if splits is None else splits)
     if op == "barrier":
@@ -133,7 +133,7 @@ def build(
 
 
 def contract(op: str, ranks: int, size: int, root: int = 0) -> tuple[Holdings, Holdings]:
-    """Return what each rank starts and ends with, of every operation but all-to-all."""
+    """Return (what each rank starts with, what it ends with) in an operation other than all-to-all."""
     everyone, low, high = np.arange(ranks), np.zeros(1, dtype=np.int64), np.full(1, size, dtype=np.int64)
     bounds = cut(low, high, ranks)[0]
     own_chunks = intervals(everyone, bounds[:-1], np.diff(bounds))
@@ -148,7 +148,7 @@ def contract(op: str, ranks: int, size: int, root: int = 0) -> tuple[Holdings, H
     }.get(op, (own_chunks, full))  # an all-gather, and of a token per rank a barrier
 
 
-def _of_file(op: str, name: str, ranks: int, size: int, root: int, splits: npt.ArrayLike | None) -> Schedule:
+def _from_file(op: str, name: str, ranks: int, size: int, root: int, splits: npt.ArrayLike | None) -> Schedule:
     """Build an algorithm from a file, proved. Raises InputError for one of another operation or number of ranks."""
     a = algorithm_file(name)
     if (a.op, a.ranks, a.root) != (op, ranks, root):
@@ -166,11 +166,12 @@ def _of_file(op: str, name: str, ranks: int, size: int, root: int, splits: npt.A
 
 
 def least_size(algorithm: str, ranks: int) -> int:
-    """Return the elements of the smallest buffer in which no chunk is empty: one a rank, or as a file has them."""
+    """Return the size of the smallest buffer without empty chunks, in elements: one per rank, or per chunk of a
+    file."""
     return algorithm_file(algorithm).chunks if is_algorithm_file(algorithm) else ranks
 
 
-def of_file(name: str) -> Schedule:
+def schedule_of_file(name: str) -> Schedule:
     """Build an algorithm from a file, with one element a chunk; it is not proved. Raises InputError."""
     a = algorithm_file(name)
     if a.op not in ALGORITHMS:
@@ -186,14 +187,14 @@ def of_file(name: str) -> Schedule:
 def _require_proved(name: str) -> None:
     """Require that an algorithm of a file does what its operation must. Raises InputError."""
     try:
-        prove(of_file(name))
+        prove(schedule_of_file(name))
     except Unproved as error:
         raise InputError("algorithm", name, f"is not proved: {error}") from None
 
 
 def two_tiers(ranks: int, node: int | None = None) -> tuple[int, int]:
-    """Split ranks into (ranks of a node, nodes), so that the hierarchical algorithm can be shown; by default into the
-    smallest nodes. Raises InputError."""
+    """Split ranks into (ranks of a node, nodes) for the hierarchical algorithm: `node` ranks, by default the smallest
+    nodes with several. Raises InputError."""
     if node is None:
         node = next(d for d in range(2, ranks + 1) if ranks % d == 0) if ranks > 1 else 1
     if node < 1 or ranks % node:
@@ -213,7 +214,7 @@ def _all_to_all(algorithm: str, ranks: int, splits: npt.ArrayLike) -> Schedule:
 
 
 def _blocks(lengths: Ints) -> tuple[Holdings, Holdings]:
-    """Return what each rank of an all-to-all starts and ends with."""
+    """Return (what each rank of an all-to-all starts with, what it ends with); `lengths`: (ranks, ranks)."""
     starts = np.cumsum(lengths).reshape(lengths.shape) - lengths
     everyone = np.arange(len(lengths))
     start = intervals(everyone, starts[:, 0], lengths.sum(axis=1))
@@ -269,7 +270,7 @@ def sweep(most: int) -> Iterator[str | None]:
                         yield f"{algorithm} {op}, {p} ranks, {options}: {error}"
 
 
-def count(most: int) -> int:
+def sweep_size(most: int) -> int:
     """Return how many schedules `sweep` proves."""
     worlds = range(1, most + 1)
     return sum(len(variants(op, name, p)) for op, names in ALGORITHMS.items() for name in names for p in worlds)
@@ -296,6 +297,6 @@ def variants(op: str, algorithm: str, p: int) -> list[dict[str, Any]]:
 
 
 def _two_tiers(p: int) -> tuple[int, ...]:
-    """Factor p into (inner, outer), with inner >= outer and as close as possible."""
+    """Factor p into (inner, outer), as equal as possible, with inner >= outer."""
     outer = max(d for d in range(1, math.isqrt(p) + 1) if p % d == 0)
     return (p // outer, outer)

@@ -1,4 +1,4 @@
-"""How parameters are grouped into gradient buckets.
+"""How parameters are grouped into gradient buckets, and which buckets ZeRO-3 gathers in 8 bits.
 
 The predicted program and the running engine share one function: gradients in the order in which a backward pass
 completes them, cut where a bucket is full (Li et al. 2020, "PyTorch Distributed", section 3.2).
@@ -6,9 +6,8 @@ completes them, cut where a bucket is full (Li et al. 2020, "PyTorch Distributed
 If the gradients of experts reduce over other ranks than the rest, experts have separate buckets, which fill
 independently; all buckets are issued in the order in which they become full.
 
-What ZeRO-3 gathers in 8 bits: the matrices that products of 8-bit floats read (job.precision.gather = "float8").
-
-A whole matrix has one scale, but each rank has only part of the matrix. So once a step, as soon as parameters are
+With job.precision.gather = "float8", ZeRO-3 gathers in 8 bits the matrices that products of 8-bit floats read. A
+whole matrix has one scale, but each rank has only part of the matrix. So once a step, as soon as parameters are
 updated, ranks reduce to their maximum
 
     the largest magnitude in each matrix (of each expert)     from which every rank finds the same scale
@@ -46,7 +45,7 @@ class Bucket:
     experts: bool = False
     """Whether the bucket holds only experts, which reduce over `edp`; other buckets reduce over dp and cp."""
     fragment: int = 0
-    """The fragment that replicas which take steps alone synchronise it with."""
+    """Number of the fragment with which it is synchronised by replicas that take steps alone."""
 
     @cached_property
     def numel(self) -> int:
@@ -61,8 +60,8 @@ class Bucket:
         return f"bucket.{self.index}"
 
     def kind(self, what: str) -> str:
-        """Return the key `what`, marked for expert buckets, so that traffic over different ranks has different
-        keys."""
+        """Return `what`, a name of traffic, marked if this is a bucket of experts: they communicate over other
+        ranks."""
         return f"{what}, experts" if self.experts else what
 
     def ranks(self, strategy: Strategy) -> int:
@@ -113,10 +112,8 @@ def layout(strategy: Strategy, experts: bool = False) -> tuple[int, int]:
 
 
 def backward_order(spec: ModelSpec) -> tuple[Parameter, ...]:
-    """Return the parameters in the order in which a backward pass completes their gradients.
-
-    That is the reverse of the forward order; what several units share (unit `model`) is complete last.
-    """
+    """Return the parameters in the order in which a backward pass completes their gradients. That is the reverse of
+    the forward order; what several units share (unit `model`) is complete last."""
     backward = tuple(reversed(parameters(spec)))
     if isinstance(spec, StageSpec):  # one chunk after the other
         order = {unit: at for at, chunk in enumerate(reversed(spec.chunks)) for unit in chunk}
@@ -163,8 +160,8 @@ def buckets(local: ModelSpec, job: Job, strategy: Strategy) -> tuple[Bucket, ...
 
 
 def fragment(p: Parameter, spec: ModelSpec, count: int) -> int:
-    """Return the fragment of a parameter, of `count` with equally many blocks: embeddings are in the first, the head
-    is in the last."""
+    """Return the number of a parameter's fragment, out of `count` with equally many blocks: 0 for embeddings, the
+    last for the head."""
     if p.unit == "head":
         return count - 1
     return int(p.unit.removeprefix("blocks.")) * count // spec.layers if p.unit.startswith("blocks.") else 0
@@ -173,10 +170,9 @@ def fragment(p: Parameter, spec: ModelSpec, count: int) -> int:
 def gradient_buckets(
     spec: ModelSpec, job: Job, bucket_bytes: int, separate: bool = False, fragments: int = 1
 ) -> tuple[Bucket, ...]:
-    """Return buckets across units, full at `bucket_bytes` of the reduced type; with `separate`, experts do not
-    share a bucket with anything else, nor parameters of different `fragments`. On a pipeline rank no bucket
-    crosses chunks, and a tied embedding gets its own bucket, so that it is cut in the same way as its copy on the
-    other rank."""
+    """Return buckets of up to `bucket_bytes` of the reduced type, across units. With `separate`, experts share none
+    with other parameters; different `fragments` share none. On a pipeline rank no bucket crosses chunks, and a tied
+    embedding has its own, so that it is cut in the same way as its copy on the other rank."""
     result: list[Bucket] = []
     order, e = backward_order(spec), DTYPE_BYTES[job.precision.reduce_dtype]
     parts: list[Sequence[Parameter]] = [order]
@@ -187,18 +183,19 @@ def gradient_buckets(
         parts = [tuple(run) for part in parts for _, run in groupby(part, lambda p: fragment(p, spec, fragments))]
     at = {p.fqn: i for i, p in enumerate(order)}
     for part in parts:
+        alone = [p for p in part if separate and p.of_experts]
         cut = list(fill([p for p in part if not (separate and p.of_experts)], e, bucket_bytes))
-        cut += [
-            replace(b, experts=True) for b in fill([p for p in part if separate and p.of_experts], e, bucket_bytes)
-        ]
+        cut += [replace(b, experts=True) for b in fill(alone, e, bucket_bytes)]
         cut.sort(key=lambda b: at[b.parameters[-1].fqn])
         result += [replace(b, index=len(result) + i) for i, b in enumerate(cut)]
     return tuple(result)
 
 
-def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], early: bool) -> tuple[list[int], ...]:
-    """Return for each chunk of a rank the buckets that its backward passes fill, in the order in which they are
-    issued.
+def chunk_buckets(
+    cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], early: bool
+) -> tuple[list[int], ...]:
+    """Return for each chunk of a rank the indices of the buckets that its backward passes fill, in the order in which
+    they are issued.
 
     `finished`: chunks in the order of their last backward passes. The bucket that chunks share is complete with the
     last of them; with `early`, where every backward pass is reduced separately, with each of them.
@@ -218,19 +215,16 @@ def of_chunks(cut: Sequence[Bucket], spec: ModelSpec, finished: Sequence[int], e
 
 
 def slots(sizes: list[int]) -> list[int]:
-    """Assign each bucket of a sequence to one of three buffers, given that at most two neighbours are in use at a
-    time. The first and the last, usually the largest, share one; those between alternate. Two buckets have one
-    each."""
+    """Return the buffer, 0 to 2, of each bucket of a sequence, of which at most two neighbours are in use at a time.
+    The first and the last, usually the largest, share one; those between alternate. Two buckets have one each."""
     last = len(sizes) - 1
     return [0 if i in (0, last) and last > 1 else 1 + i % 2 for i in range(len(sizes))]
 
 
 def reduction_slots(spec: ModelSpec, cut: Sequence[Bucket], strategy: Strategy) -> tuple[list[int], list[int]]:
-    """Return (the buffer that each bucket uses for gradients in flight, the elements of each buffer).
-
-    A pipeline rank's tied embedding, which is complete at another time than its neighbours in the order, has its own
-    buffer; buckets of experts, which fill independently, alternate among themselves.
-    """
+    """Return (the buffer that each bucket uses for gradients in flight, the elements of each buffer). A pipeline
+    rank's tied embedding, which is complete at another time than its neighbours in the order, has its own buffer;
+    buckets of experts, which fill independently, alternate among themselves."""
     tied = isinstance(spec, StageSpec) and cut[-1].parameters[0].unit == "model"
     last = cut[-1:] if tied else ()
     kinds = ([b for b in cut if not b.experts and b not in last], [b for b in cut if b.experts], last)
@@ -252,29 +246,30 @@ def slot_sizes(sizes: list[int]) -> list[int]:
 
 
 SCALES = "scales"
-"""The unit of the all-reduce in events."""
+"""The unit, in events, of the all-reduce of scales."""
 PARAMETERS, IN_8_BITS = "parameters", "8-bit parameters"
-"""Names in terms of gathers in the compute type, and in 8 bits."""
+"""Names, in terms, of gathers in the compute type and in 8 bits."""
 NUMBER_BYTES = 4
-"""Type of the all-reduce's elements: fp32, which represents every number of the compute type."""
+"""Bytes of an element of the all-reduce of scales: fp32, which represents every number of the compute type."""
 
 
 def scales(p: Parameter) -> int:
-    """Return the number of scales of a parameter in 8 bits: one for each matrix that products read; 0: it keeps its
+    """Return the number of scales of a parameter in 8 bits: one for each matrix that products read. 0: it keeps its
     type, as a router does, whose products are of the compute type."""
     return p.matrices
 
 
-def gathered_narrow(bucket: Bucket, precision: Precision) -> bool:
+def gathers_in_8_bits(bucket: Bucket, precision: Precision) -> bool:
     """Whether a bucket is gathered in 8 bits: a block's is, at zero=3."""
     return precision.gathers_narrow and bucket.unit.startswith("blocks.")
 
 
 def gathered_elements(bucket: Bucket, padded: int, precision: Precision) -> int:
-    """Return the memory of a gathered bucket of `padded` elements, in elements of the two-byte compute type."""
-    return -(-padded // 2) if gathered_narrow(bucket, precision) else padded
+    """Return the size of a gathered bucket of `padded` elements in memory, in elements of the compute type (two bytes
+    if it is gathered in 8 bits)."""
+    return -(-padded // 2) if gathers_in_8_bits(bucket, precision) else padded
 
 
-def numbers(cut: Iterable[Bucket]) -> int:
+def scale_elements(cut: Iterable[Bucket]) -> int:
     """Return the number of elements in the all-reduce of scales for the buckets gathered in 8 bits."""
     return sum(scales(p) or p.numel for bucket in cut for p in bucket.parameters)

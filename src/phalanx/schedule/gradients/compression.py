@@ -48,7 +48,8 @@ def reduction(cut: Sequence[Bucket], s: Strategy, element_bytes: int) -> Reducti
 
 
 def bucket_collectives(c: Compression, bucket: Bucket, s: Strategy, dtype: DType) -> tuple[CompressedMessage, ...]:
-    """Return the collectives that reduce a bucket over its axis, in order. `dtype`: what gradients accumulate in."""
+    """Return the collectives that reduce a bucket over its axis, in order. `dtype`: the type in which gradients
+    accumulate."""
     grid, numel, e, p, row = mesh(s), bucket.padded(s), DTYPE_BYTES[dtype], s.gradient_ranks, c.row
     axis = grid.gradient_axis
     if isinstance(row, Codes):
@@ -81,8 +82,9 @@ def replica_collectives(c: Compression, bucket: Bucket, s: Strategy) -> tuple[Co
 
 
 def outer_reduction(cut: Sequence[Bucket], s: Strategy) -> tuple[Strategy, tuple[Bucket, ...]]:
-    """Return what replicas that take steps alone reduce when they synchronise, as a strategy without shards and its
-    buckets: the replicas are its ranks. The change of a shard is a vector, whatever parameters it has parts of."""
+    """Return the reduction with which replicas that take steps alone synchronise, as (a strategy without shards,
+    whose ranks are the replicas; its buckets). The change of a shard is one vector, whatever parameters it has parts
+    of."""
     alone = Strategy(dp=s.dp_local, compression=s.compression)
     if s.shards == 1:
         return alone, tuple(cut)

@@ -73,10 +73,9 @@ class Sharding:
 
 @lru_cache(maxsize=4096)
 def sharding_of(s: Strategy) -> Sharding:
-    """Return the sharding that our own engine uses under a strategy.
-
-    Gradients are reduced with every micro-batch from level 2 on, unless `grad_sync` says once a step; parameters
-    of level 3 are gathered for each pass of a unit, unless `reshard`, or a pipeline, keeps them for the step."""
+    """Return the sharding of our own engine under a strategy. Gradients are reduced with every micro-batch from level
+    2 on, unless `grad_sync` says once a step; parameters of level 3 are gathered for each pass of a unit, unless
+    `reshard`, or a pipeline, keeps them for the step."""
     state = s.shards > 1
     level = s.level
     parameters = state and level.parameters

@@ -66,10 +66,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Exchange of matrices over one group of ranks: their owners, and what each rank sends.
+    """Exchange of matrices over one group of ranks: the owner of each matrix, and the pieces that each rank sends.
 
-    `axis`: over which; "" where each rank has whole matrices and updates its own. `places`: (shard, part of the
-    layer) of each rank of the group, in order; `rank`: the index of this one."""
+    `axis`: the mesh axis of the group; "" if each rank has whole matrices and updates its own. `places`: (shard, part
+    of the layer) of each rank of the group, in order; `rank`: the index of this one."""
 
     axis: str
     experts: bool

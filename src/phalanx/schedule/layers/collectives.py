@@ -48,7 +48,7 @@ from typing import Any, Literal
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import Bucket, layout
 from phalanx.schedule.layers.head import slices_over_ranks
-from phalanx.schedule.layers.routing import Routed, depends_on_other_tokens
+from phalanx.schedule.layers.routing import ExpertTraffic, depends_on_other_tokens
 from phalanx.spec.job import DTYPE_BYTES, DType, Job, Precision
 from phalanx.spec.model.blocks.block import Block, Sublayer
 from phalanx.spec.model.blocks.lowering import block_of
@@ -69,14 +69,14 @@ from phalanx.spec.strategy.split import Split, partial
 
 
 def chunks(tokens: Any, tp: int) -> Any:
-    """Return the number of chunks of a micro-batch's tokens, of which one is computed while another travels: 2 if
-    every rank then has equally many tokens of each, else 1. A number or a column."""
+    """Return the number of chunks into which a micro-batch's tokens are cut, so that one is computed while another
+    travels: 2 if every rank then has equally many tokens of each, else 1. `tokens`: a number or a column."""
     return 1 + (tokens % (2 * tp) == 0)
 
 
 def summed_elements(split: Split, cut: Sequence[Bucket], s: Strategy) -> int:
-    """Return the elements of the buffer in which tp ranks sum their partial gradients, equal on all ranks: the need
-    of the shard with the most."""
+    """Return the elements of the buffer in which tp ranks sum their partial gradients: on all ranks as many as the
+    shard with the most needs."""
     boxes = partial(split)
     parts = layout(s)[0]
     of_shard = [0] * parts
@@ -131,12 +131,12 @@ def communication(
     phase: Phase,
     tokens: Any,
     repeat: Recompute = "none",
-    rows: Routed | None = None,
+    rows: ExpertTraffic | None = None,
     splits: bool = False,
 ) -> Sends:
     """Return the messages of one pass of a unit class over `tokens` tokens of a rank (a number or a column), in
-    order. `repeat`: what a block recomputes; `rows`: the rows of its tokens, if it has experts; `splits`: whether the
-    schedule splits backward passes."""
+    order. `repeat`: the part of a block that is recomputed; `rows`: the traffic of its experts, if it has any;
+    `splits`: whether the schedule splits backward passes."""
     compute = job.precision.compute
     size = tokens * spec.hidden * DTYPE_BYTES[compute]
     wide = wide_of(compute)
@@ -165,12 +165,12 @@ def communication(
 
 
 def wide_of(dtype: DType) -> DType:
-    """Return the type of sums of numbers of a compute type."""
+    """Return the type in which numbers of a compute type are summed."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def head_slices(spec: ModelSpec, job: Job, s: Strategy, tokens: int) -> int:
-    """Return the number of slices into which tp ranks cut the head's tokens; 1: they hold all logits."""
+    """Return the number of slices in which tp ranks process the head's tokens; 1: they hold all logits at once."""
     if s.tp == 1:
         return 1
     return int(slices_over_ranks(tokens, -(-spec.vocab // s.tp), spec.hidden, DTYPE_BYTES[job.precision.compute]))
@@ -183,8 +183,8 @@ def _gather_and_scatter(s: Strategy, dtype: DType, size: Any, tokens: Any) -> tu
 
 
 def _of_blocks(p: Precision, s: Strategy, size: Any, tokens: Any) -> tuple[Sends, Sends, Sends, Sends]:
-    """Return the messages of a block's residual stream of `size` bytes under sequence parallelism: `reduce`,
-    `gather`, `again` and `scatter`."""
+    """Return the fields `reduce`, `gather`, `again` and `scatter` of a _BlockPass with sequence parallelism, whose
+    residual stream has `size` bytes."""
     gather, scatter = _gather_and_scatter(s, p.compute, size, tokens)
     if not p.gathers_narrow:
         return (), gather, gather, scatter
@@ -202,7 +202,7 @@ class _BlockPass:
     job: Job
     s: Strategy
     tokens: Any
-    rows: Routed | None
+    rows: ExpertTraffic | None
     repeat: Recompute
     reduce: Sends
     gather: Sends
@@ -229,7 +229,8 @@ class _BlockPass:
         return self._joined and self.s.sp and self.repeat == "selective"
 
     def _read(self, sublayer: Sublayer) -> bool:
-        """Whether a sublayer itself reads the sum over tp ranks that it adds: a norm, or a gate of own tokens."""
+        """Whether a sublayer reads its own sum over tp ranks before it is added: by a norm, or a gate of own
+        tokens."""
         return sublayer.after is not None or (self.s.sp and sublayer.scaled)
 
     def _leaves(self, sublayer: Sublayer) -> bool:
@@ -251,7 +252,8 @@ class _BlockPass:
         return sent
 
     def _backward(self, enters: Sends) -> Sends:
-        """Return the backward pass. `enters`: what a sublayer that gathers sends for the gradient of its input."""
+        """Return the backward pass. `enters`: the messages with which a gathering sublayer ends, for the gradient of
+        its input."""
         sent: Sends = ()
         for sublayer in reversed(self.block.sublayers):
             gathers = _gathers(sublayer)
@@ -264,7 +266,7 @@ class _BlockPass:
         return sent + enters * (len(self.block.sublayers) * self._core_last)
 
     def _operator(self, op: Operator, sublayer: Sublayer, way: Way) -> Sends:
-        """Return what one operator sends."""
+        """Return the messages of one operator."""
         match op:
             case Attend() | Scan():
                 return (CoreRuns(way, op, sublayer),)

@@ -86,7 +86,8 @@ class Context:
 
     @property
     def _placed(self) -> Positions:
-        """The positions of the tokens whose places in documents this rank knows, (ranks, tokens)."""
+        """The positions (in the sequence) of the tokens of which this rank gets the places in documents, (ranks,
+        tokens)."""
         return self.everyone if self.scans else self.group
 
     def shape(self, sequences: int, rows: int) -> tuple[int, ...]:
@@ -96,9 +97,9 @@ class Context:
         return (2 + len(self._placed) * (rows > 1), sequences, self.tokens)
 
     def cut(self, batch: Batch) -> Batch:
-        """Return this rank's part of complete sequences: without context parallelism the batch itself, else
-        (2, sequences, tokens), token ids and targets. For separate documents places in them follow, of the Ulysses
-        group's tokens, with recurrences of all ranks': (2 + ranks, sequences, tokens)."""
+        """Return this rank's part of a batch of complete sequences: without context parallelism the batch itself,
+        else (2, sequences, tokens), token ids and targets. If documents are separate, tokens' places in them follow,
+        for the ranks of the Ulysses group, with recurrences for all ranks: (2 + ranks, sequences, tokens)."""
         array: Any = batch
         if not self.parallel:
             return batch
@@ -154,9 +155,9 @@ def communication(
 
 
 def _of_scan(op: Scan, sublayer: Sublayer, s: Strategy, element: Any, phase: Phase) -> Iterator[CoreMessage]:
-    """Yield the two all-to-alls of a recurrence over all ranks that share sequences: of what its convolution and it
-    read, to whole sequences of a part of the heads, and of its result back. Groups of keys are repeated where ranks
-    are more (Megatron-LM d98e8a6, core/ssm/mamba_context_parallel.py:119-133)."""
+    """Yield the two all-to-alls of a recurrence over all ranks that share sequences: of the inputs of its convolution
+    and its own, which become whole sequences of a part of the heads, and of its result back. If ranks are more than
+    groups of keys, groups are repeated (Megatron-LM d98e8a6, core/ssm/mamba_context_parallel.py:119-133)."""
     groups = op.groups.groups(s)
     width = op.gates * op.y.dim.groups(s)
     for part in (out for product in products_of(sublayer) for out in product.y if out.name in op.x):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Halves:
-    """`count` neighbouring blocks of tokens from `first` on, each of `half` earlier ones and `rest` later ones."""
+    """`count` adjacent blocks of tokens from token `first` on, each of `half` earlier and then `rest` later
+    tokens."""
 
     first: int
     count: int

@@ -29,8 +29,8 @@ SLICES_OVER_RANKS = (4, 2)
 
 
 def sliced(tokens: Column, vocab: Column, hidden: Column, e: int) -> Column:
-    """Whether a head with the full vocabulary goes through its tokens in slices, which it does where that keeps less.
-    `e`: bytes per element."""
+    """Whether a head with the full vocabulary goes through its tokens in slices: where that keeps fewer bytes than
+    all logits. `e`: bytes per element."""
     return kept_bytes(tokens, vocab, hidden, e) < tokens * vocab * e
 
 

@@ -1,5 +1,5 @@
-"""Row counts when tokens are routed to experts in perfect balance, as prices and `verify` assume, and as a step with
-forced balance does.
+"""Row counts of tokens that are routed to experts in perfect balance, as prices and `verify` assume, and as a step
+with forced balance does.
 
 A row is one choice of one token. Every rank routes its own tokens (runtime/model_parallel/token_sharding.py); each
 expert gets an equal share of their choices (the first ones the remainder), and no more than its capacity. An expert
@@ -21,7 +21,7 @@ Column = Any
 
 
 class RouterChoice(Protocol):
-    """What rows follow from: anything with the fields of a Route, such as Experts."""
+    """How tokens or experts choose each other, which determines the rows: a Router of blocks, or Experts."""
 
     @property
     def count(self) -> int: ...
@@ -39,7 +39,7 @@ class RouterChoice(Protocol):
     def balance_loss(self) -> float: ...
 
 
-def most(x: RouterChoice, seq: Column) -> Column | None:
+def expert_capacity(x: RouterChoice, seq: Column) -> Column | None:
     """Return the capacity of an expert in tokens of a sequence of `seq`; None: unlimited."""
     capacity = 1.0 if x.capacity is None and x.chooser == "experts" else x.capacity
     if capacity is None:
@@ -49,9 +49,9 @@ def most(x: RouterChoice, seq: Column) -> Column | None:
     return np.minimum(seq, np.ceil(capacity * x.top_k * seq / x.count))
 
 
-def balanced(tokens: Column, x: RouterChoice) -> list[Column]:
-    """Return the number of choices of `tokens` tokens that each expert gets under balanced routing."""
-    limit = most(x, tokens)
+def balanced_choices(tokens: Column, x: RouterChoice) -> list[Column]:
+    """Return how many of the choices of `tokens` tokens each expert gets under balanced routing, (count,)."""
+    limit = expert_capacity(x, tokens)
     if x.chooser == "experts":
         return [limit] * x.count
     each, over = tokens * x.top_k // x.count, tokens * x.top_k % x.count
@@ -61,7 +61,7 @@ def balanced(tokens: Column, x: RouterChoice) -> list[Column]:
     return [min(n, limit) if isinstance(n, int) else np.minimum(n, limit) for n in even]
 
 
-def padded(rows: Column, multiple: int) -> Column:
+def round_up_rows(rows: Column, multiple: int) -> Column:
     """Round rows up to a `multiple`, as weight gradients in a narrow format require; zeros fill the rest."""
     return rows + -rows % multiple
 
@@ -83,10 +83,11 @@ def own_tokens(tokens: Column, tp: int, index: int) -> Column:
 
 
 @dataclass(frozen=True)
-class Routed:
-    """The traffic of one layer and micro-batch of a rank. `tokens`: tokens it routes; `rows`: their rows, each sent
-    to all `copies` ranks that share an expert; `received`: rows that its experts receive; `most`: rows of its busiest
-    expert; `padded`: `received`, with each expert's rows rounded up to the multiple that narrow products require."""
+class ExpertTraffic:
+    """Tokens and rows that a rank routes, sends and receives in one layer and micro-batch. `tokens`: that it routes;
+    `rows`: their rows, each sent to all `copies` ranks that share an expert; `received`: rows that its experts
+    receive; `most`: rows of its busiest expert; `padded`: `received`, with each expert's rows rounded up to the
+    multiple that narrow products require."""
 
     tokens: Column
     rows: Column
@@ -96,21 +97,23 @@ class Routed:
     copies: int = 1
 
 
-def routed(x: RouterChoice, s: Strategy, tokens: Column, rank: int = 0, multiple: int = 1) -> Routed:
-    """Return the traffic of a rank for `tokens` that its tp ranks share. `multiple`: granule of rows in weight
-    gradients. No rank receives more than rank 0."""
+def expert_traffic(x: RouterChoice, s: Strategy, tokens: Column, rank: int = 0, multiple: int = 1) -> ExpertTraffic:
+    """Return the traffic of `rank`, given the `tokens` that it shares with the other tp ranks. `multiple`: that of
+    which narrow products require each expert's rows to be. No rank receives more than rank 0."""
     grid, count = mesh(s), x.count
     at_tp = grid.along("tp")
     routed_tokens = own_tokens(tokens, s.tp, int(at_tp[rank]))
-    choices = balanced(routed_tokens, x)
+    choices = balanced_choices(routed_tokens, x)
     rows = sum(choices)
     if s.ep * s.etp == 1:
-        return Routed(routed_tokens, rows, rows, choices[0], sum(padded(n, multiple) for n in choices))
+        return ExpertTraffic(routed_tokens, rows, rows, choices[0], sum(round_up_rows(n, multiple) for n in choices))
     here = count // s.ep
     first = int(grid.along("ep")[rank]) * here
     sources = Counter(int(at_tp[other]) for other in grid.group_of(rank, "ep+etp"))
     of_each: list[Column] = [0] * here
     for index, n in sources.items():
-        choices = balanced(own_tokens(tokens, s.tp, index), x)[first : first + here]
+        choices = balanced_choices(own_tokens(tokens, s.tp, index), x)[first : first + here]
         of_each = [sum_ + n * more for sum_, more in zip(of_each, choices, strict=True)]
-    return Routed(routed_tokens, rows, sum(of_each), of_each[0], sum(padded(n, multiple) for n in of_each), s.etp)
+    return ExpertTraffic(
+        routed_tokens, rows, sum(of_each), of_each[0], sum(round_up_rows(n, multiple) for n in of_each), s.etp
+    )

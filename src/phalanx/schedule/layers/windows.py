@@ -6,7 +6,7 @@ of its queries sees, so that neither work nor masks grow with the square of the 
 """
 
 FROM = 4096
-"""Tokens of a sequence from which on bands pay; shorter ones have a mask of all their pairs."""
+"""Length in tokens from which on a sequence is computed in bands; shorter ones have a mask of all their pairs."""
 
 
 def banded(seq: int, window: int | None) -> bool:
@@ -15,7 +15,7 @@ def banded(seq: int, window: int | None) -> bool:
 
 
 def queries(window: int) -> int:
-    """Return the queries of a band: as few as keep a device busy, since every query of a band reads its last key."""
+    """Return the number of queries of a band: as few as keep a device busy, since each reads the band's last key."""
     return max(128, window // 4)
 
 
@@ -31,5 +31,5 @@ def mask_elements(seq: int, window: int) -> int:
 
 
 def pairs(seq: int, window: int) -> int:
-    """Return the pairs of a query and a key that the bands of a sequence multiply."""
+    """Return the number of (query, key) pairs whose products the bands of a sequence compute."""
     return sum((high - low) * (high - first) for low, high, first in bands(seq, window))

@@ -43,9 +43,9 @@ FEW = 6
 """The most blocks of the first kind: 64 ways to cut them."""
 
 
-def leading(question: PartitionQuestion) -> int:
-    """Return the number of blocks of the first kind, if all later ones cost the same on each rank; 0 if blocks are
-    not of two such kinds, or too many are of the first."""
+def leading_blocks(question: PartitionQuestion) -> int:
+    """Return the number of blocks of the first kind, if these cost the same on each rank, and all later ones too; 0
+    if blocks are not of two such kinds, or more than FEW are of the first."""
     each = [np.diff(m.prefix, axis=1) for m in question.measures]
     for count in range(1, min(FEW, question.length - 1) + 1):
         parts = [part for one in each for part in (one[:, :count], one[:, count:])]
@@ -82,7 +82,8 @@ def _ways(question: PartitionQuestion, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def _others(question: PartitionQuestion, first: tuple[int, ...]) -> PartitionQuestion:
-    """Return the remaining question: deal out blocks of the second kind to the chunks from the last of `first` on."""
+    """Return the question of the second kind's blocks, for the chunks from the last in `first` (the blocks of the
+    first kind by chunk) on."""
     begin, count = len(first) - 1, sum(first)
     rank_of = question.rank_of
 
@@ -169,9 +170,9 @@ class RankShare:
 
 
 @dataclass(frozen=True)
-class Explained:
-    """A partition explained. `imbalance`: seconds of the slowest rank over the mean of all ranks, minus 1; 0 is
-    even."""
+class PartitionCosts:
+    """The costs of a partition by chunk and rank. `imbalance`: seconds of the slowest rank over the mean of all
+    ranks, minus 1; 0 is even."""
 
     chunks: tuple[ChunkShare, ...]
     ranks: tuple[RankShare, ...]
@@ -191,8 +192,8 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | Non
         most = [math.floor(min(most, sum(own))) for most, own in zip(limits.most, sizes, strict=True)]
         memory = _measure(sizes, most, rank_of)
     equal = all(len(set(units.blocks)) <= 1 for units in (seconds, *(limits.bytes if limits else ())))
-    question = PartitionQuestion(time, memory, tuple(rank_of), _least(rank_of))
-    first = 0 if equal else leading(question)
+    question = PartitionQuestion(time, memory, tuple(rank_of), _fewest_blocks(rank_of))
+    first = 0 if equal else leading_blocks(question)
 
     def solve(question: PartitionQuestion) -> Solution | None:
         if equal:
@@ -215,11 +216,11 @@ def partition(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | Non
 
 def explain(
     seconds: Units, rank_of: Sequence[int], blocks: Sequence[int], limits: MemoryLimits | None = None
-) -> Explained:
+) -> PartitionCosts:
     """Return the cost of each chunk and each rank of a given partition. Raises InputError if it is not a
     partition."""
     ranks = _checked(seconds, rank_of, limits)
-    least = _least(rank_of)
+    least = _fewest_blocks(rank_of)
     if len(blocks) != len(rank_of) or sum(blocks) != len(seconds.blocks) or any(map(int.__lt__, blocks, least)):
         reason = f"must be {len(rank_of)} counts that make {len(seconds.blocks)}, none of them 0 in the middle"
         raise InputError("blocks per chunk", tuple(blocks), reason)
@@ -249,7 +250,7 @@ def explain(
         )
         for rank in range(ranks)
     )
-    return Explained(tuple(chunks), rows, slowest / mean - 1 if mean else 0.0)
+    return PartitionCosts(tuple(chunks), rows, slowest / mean - 1 if mean else 0.0)
 
 
 def _checked(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | None) -> int:
@@ -257,8 +258,8 @@ def _checked(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | None
     ranks = len(set(rank_of))
     if not ranks or set(rank_of) != set(range(ranks)):
         raise InputError("rank of each chunk", tuple(rank_of), "every rank from 0 on must have a chunk")
-    if len(seconds.blocks) < sum(_least(rank_of)):
-        inner = sum(_least(rank_of))
+    if len(seconds.blocks) < sum(_fewest_blocks(rank_of)):
+        inner = sum(_fewest_blocks(rank_of))
         raise InputError(
             "blocks",
             len(seconds.blocks),
@@ -272,7 +273,7 @@ def _checked(seconds: Units, rank_of: Sequence[int], limits: MemoryLimits | None
     return ranks
 
 
-def _unfit(best: Explained, solution: Solution) -> InputError:
+def _unfit(best: PartitionCosts, solution: Solution) -> InputError:
     """Return the error for a model that does not fit, quoting the partition whose worst excess is smallest."""
     excess, worst = max(((r.bytes or 0) - (r.most or 0), r.rank) for r in best.ranks)
     needs, may = best.ranks[worst].bytes or 0, best.ranks[worst].most or 0
@@ -283,7 +284,7 @@ def _unfit(best: Explained, solution: Solution) -> InputError:
     return InputError("limits", None, f"{proven} {reason}", "use more ranks, or less memory per block")
 
 
-def _least(rank_of: Sequence[int]) -> tuple[int, ...]:
+def _fewest_blocks(rank_of: Sequence[int]) -> tuple[int, ...]:
     """Return the fewest blocks that each chunk may have: 0 at the two ends, else 1."""
     return tuple(int(0 < chunk < len(rank_of) - 1) for chunk in range(len(rank_of)))
 

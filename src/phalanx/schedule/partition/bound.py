@@ -54,7 +54,8 @@ def _packs(kinds: list[tuple[int, int]], rooms: Counter[int]) -> bool:
 
 
 def _joined(one: Ints, other: Ints) -> Ints:
-    """Combine two groups of ranks: the most that they hold together, over all ways to divide the blocks."""
+    """Combine two groups of ranks: return the most blocks that they hold together, over all ways to divide the other
+    kinds between them."""
     most = np.full(one.shape, -(2**60), dtype=np.int64)
     for at in product(*(range(n) for n in one.shape)):
         if one[at] >= 0:

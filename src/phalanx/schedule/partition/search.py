@@ -34,7 +34,7 @@ class Measure:
     base: Ints
 
     def plus(self, worst: int) -> Measure:
-        """Return the measure with each rank's budget as base, if no rank may exceed `worst`."""
+        """Return the measure whose base is each rank's budget, given that no rank may exceed `worst`."""
         return replace(self, base=self.base + worst)
 
 
@@ -134,7 +134,7 @@ def least_worst(question: PartitionQuestion, begin: Sequence[int] | None = None)
     # Guess a worst rank between the bound and the best partition, and sweep for it.
     below = _bound(question) - 1  # costs of the worst rank up to this are known to be impossible
     if len(question.rank_of) > 2 * len(question.target.base) and below < worst - 1:  # a sweep may have to give up
-        below = _of_kinds(question, below + 1, worst) - 1
+        below = _kinds_bound(question, below + 1, worst) - 1
     failed, fraction = 0, 4  # failed guesses since the last success; a lower guess is refuted sooner
     while below < worst - 1:
         tried = below + (worst - below) // fraction if failed < 2 else worst - 1
@@ -176,7 +176,7 @@ def _even(question: PartitionQuestion) -> list[int]:
 
 
 def _by_cost(question: PartitionQuestion) -> list[int]:
-    """Return the blocks per chunk when each cut lies where the cumulated cost is closest to an even share."""
+    """Return the blocks per chunk if each cut is where the cumulative cost is closest to an even share."""
     at, length, left = 0, question.length, sum(question.least)
     prefix, extra = question.target.prefix[0], question.target.extra
     each = (prefix[-1] + extra.sum()) / len(extra)
@@ -192,8 +192,8 @@ def _by_cost(question: PartitionQuestion) -> list[int]:
 
 
 def _bound(question: PartitionQuestion) -> int:
-    """Return a lower bound of the worst rank: the mean, the most expensive block, or what a rank must hold at
-    least."""
+    """Return a lower bound of the worst rank's cost: the largest of the mean, the most expensive block, and the least
+    that any rank must hold."""
     target = question.target
     each = np.diff(target.prefix, axis=1)  # [ranks, L]
     ranks = len(target.base)
@@ -207,7 +207,7 @@ def _bound(question: PartitionQuestion) -> int:
     return max(mean, int((each - target.base[:, None]).min(axis=0).max()), *forced)
 
 
-def _of_kinds(question: PartitionQuestion, low: int, high: int) -> int:
+def _kinds_bound(question: PartitionQuestion, low: int, high: int) -> int:
     """Return a lower bound of the worst rank from the number of blocks of each kind."""
     each = np.diff(question.target.prefix, axis=1)
     if (each != each[0]).any():

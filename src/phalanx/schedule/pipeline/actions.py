@@ -64,7 +64,7 @@ def last_weight_grad_at(actions: Sequence[Action]) -> dict[int, int]:
 
 
 def splits(s: PipelineSchedule) -> bool:
-    """Tell whether any backward pass is split into I and W."""
+    """Whether any backward pass is split into I and W."""
     return any(action.kind == "I" for actions in s.actions for action in actions)
 
 

@@ -18,7 +18,7 @@ Blocks = tuple[int, ...]
 """The blocks of each chunk of a pipeline, in forward order."""
 
 
-def listed(blocks: Blocks) -> str:
+def write_layers(blocks: Blocks) -> str:
     """Write the blocks of each chunk as `layers` does: 7/8/8/7."""
     return "/".join(map(str, blocks))
 
@@ -33,7 +33,6 @@ def equal_blocks(layers: int, chunks: int) -> Blocks:
 
 def given_blocks(s: Strategy, options: StackOptions, layers: int) -> Blocks | None:
     """Return the blocks of each of pp x virtual chunks; None if nothing prescribes them or there is no pipeline.
-
     Raises InputError for parts that do not add up."""
     if s.pp == 1:
         return None
@@ -78,9 +77,9 @@ def _short_ends(s: Strategy, o: StackOptions, layers: int) -> Blocks:
 
 
 def ends_of(s: Strategy, options: StackOptions, layers: int, cut: Blocks | None = None) -> tuple[int, int, int, int]:
-    """Return the blocks of the first, the fullest and the last pipeline rank, and the place of the first fullest one,
-    from `cut` (the blocks of each chunk) or else as prescribed; -1 each if nothing prescribes them or the parts do
-    not add up."""
+    """Return (the numbers of blocks of the first, the fullest and the last pipeline rank; the first fullest rank): as
+    prescribed, or else from `cut`, the blocks of each chunk. All are -1 without either, and if the prescribed parts
+    do not add up."""
     try:
         blocks = given_blocks(s, options, layers) or cut
     except InputError:

@@ -8,7 +8,7 @@ from phalanx.schedule.pipeline.actions import Action
 
 
 def naive(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """Yield one micro-batch after the other."""
+    """Yield F and B of one micro-batch after another."""
     for rank in range(ranks):
         yield [Action(kind, rank, i) for i in range(m) for kind in ("F", "B")]
 
@@ -20,7 +20,7 @@ def gpipe(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
 
 
 def one_f_one_b(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """Yield a forward pass whenever a backward pass has made room."""
+    """Yield forward passes until the pipeline is full, then one after each backward pass."""
     for rank in range(ranks):
         warm_up = min(ranks - 1 - rank, m)
         yield [*_paired(warm_up, [Action("F", rank, i) for i in range(m)], [Action("B", rank, i) for i in range(m)])]
@@ -60,7 +60,7 @@ def zb_h1(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
         yield [*actions, *(Action("W", rank, i) for i in range(max(0, m - rank), m))]
 
 
-class _Counted:
+class _ActionCounter:
     """The actions of a rank with two chunks. Each kind on each chunk takes its micro-batches in order, so a counter
     per (kind, chunk) gives the number of the next one."""
 
@@ -78,10 +78,10 @@ class _Counted:
 
 
 def zb_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """Build for at least as many micro-batches as fill the pipeline, then drop those beyond m."""
+    """Yield the order for at least as many micro-batches as fill the pipeline, without those beyond m."""
     n = max(2 * ranks - 1, m)
     for rank in range(ranks):
-        counted = _Counted((rank, 2 * ranks - 1 - rank))
+        counted = _ActionCounter((rank, 2 * ranks - 1 - rank))
         counted.add(*["F0"] * (2 * (ranks - rank) - 1))
         counted.add(*["F1", "F0"] * rank)
         counted.add(*["F1", "I1", "W1"] * (ranks - rank))
@@ -94,10 +94,10 @@ def zb_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
 
 
 def dualpipe_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
-    """Yield forward and backward passes in pairs, over a V."""
+    """Yield forward and backward passes in pairs, over chunks in a V."""
     for rank in range(ranks):
         last = ranks - 1 - rank
-        counted = _Counted((rank, 2 * ranks - 1 - rank))
+        counted = _ActionCounter((rank, 2 * ranks - 1 - rank))
         deferred: list[int] = []  # the chunks whose W is due, the oldest first
         counted.add(*["F0"] * (2 * last))
         counted.add(*["F0", "F1"] * (rank + 1))
@@ -118,7 +118,7 @@ def dualpipe_v(ranks: int, virtual: int, m: int) -> Iterator[list[Action]]:
         yield _fused_counts(counted)
 
 
-def _fused_counts(counted: _Counted) -> list[Action]:
+def _fused_counts(counted: _ActionCounter) -> list[Action]:
     """Renumber the micro-batches: a chunk's fused B and split I, W draw from the same sequence."""
     seen: dict[tuple[str, int], int] = {}
     actions = []

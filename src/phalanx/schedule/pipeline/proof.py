@@ -8,7 +8,7 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, live_activations
-from phalanx.schedule.pipeline.simulate import insert_sends, run, strip_sends, unit
+from phalanx.schedule.pipeline.simulate import insert_sends, run, strip_sends, unit_costs
 from phalanx.spec.errors import InputError, Unproved
 
 _MOST_PASSES = 30_000
@@ -36,7 +36,7 @@ def prove(s: PipelineSchedule) -> PipelineProof:
     `insert_sends`. Raises Unproved, with rank, action and reason."""
     computes = strip_sends(s)
     _complete(computes)
-    run(computes, unit(s.chunks))
+    run(computes, unit_costs(s.chunks))
     complete = s if any("_" in a.kind for actions in s.actions for a in actions) else insert_sends(computes)
     _messages(complete)
     for blocking in (False, True):

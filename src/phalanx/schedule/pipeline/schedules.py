@@ -28,7 +28,7 @@ import numpy.typing as npt
 from phalanx.schedule.pipeline import orders
 from phalanx.schedule.pipeline.actions import Action, PipelineSchedule, round_robin, splits, v_shape
 from phalanx.schedule.pipeline.proof import prove, require_few
-from phalanx.schedule.pipeline.simulate import run, strip_sends, unit
+from phalanx.schedule.pipeline.simulate import run, strip_sends, unit_costs
 from phalanx.schedule.pipeline.torch_csv import from_csv
 from phalanx.spec.documents import require_unchanged, version_of
 from phalanx.spec.errors import InputError, Unproved, nearest
@@ -112,8 +112,8 @@ def _in_flight_zb_h1(m: Column, p: Column) -> tuple[Column, Column]:
 
 
 def _in_flight_zb_v(m: Column, p: Column) -> tuple[Column, Column]:
-    """The first rank's second chunk runs right before its backward pass, so of few micro-batches it holds only one
-    twice; the last rank's chunks run one after the other."""
+    """On the first rank, the second chunk's forward runs right before its backward pass, so that only one of few
+    micro-batches is held twice; on the last rank the chunks run one after the other."""
     return np.minimum(p, (m + 1) / 2), np.minimum(p, m)
 
 
@@ -161,7 +161,7 @@ class ScheduleFacts:
     overlaps: bool
     """Whether ranks work on several micro-batches at the same time."""
     repeats: bool
-    """Whether further micro-batches only repeat what it does, so that few tell the time of many."""
+    """Whether further micro-batches only repeat its pattern, so that the time of many follows from that of few."""
     refusal: Callable[[int, int], Refusal | None]
     """(ranks, micro-batches) -> the refusal of that number of micro-batches, or None if it can be scheduled."""
     build: Callable[[int, int, int], Iterable[list[Action]]]
@@ -172,8 +172,8 @@ class ScheduleFacts:
     """(m, p) -> micro-batches whose activations the first and the last pipeline rank hold at once. (0, 1): as in 1f1b
     and interleaved, whose formula needs `virtual` and is in cost/ledger/live_bytes.py."""
     least_wait: Callable[[Column, Column, Column], Column]
-    """(m, p, v) -> the least idle time of a rank in a step, in units of one micro-batch's passes over p ranks: what
-    the search prunes by."""
+    """(m, p, v) -> the least idle time of a rank in a step, in units of one micro-batch's passes over p ranks: the
+    bound by which the search prunes."""
 
     def __post_init__(self) -> None:
         missing = [f.name for f in fields(self) if getattr(self, f.name) is None]
@@ -313,8 +313,9 @@ SCHEDULES = table(
 
 
 def facts_of(name: str) -> ScheduleFacts:
-    """Return the facts of a schedule: its row, or what follows from the actions of a CSV file. Raises InputError for
-    an unknown name, and for a file that is no schedule, is not proved, or places chunks as no strategy can."""
+    """Return the facts of a schedule: its row, or for a CSV file the facts that follow from its actions. Raises
+    InputError for an unknown name, and for a file that is no schedule, is not proved, or places chunks as no strategy
+    can."""
     if name in SCHEDULES:
         return SCHEDULES[name]
     if not name.endswith(".csv"):
@@ -336,7 +337,7 @@ def _facts_of_file(name: str) -> tuple[tuple[int, int], ScheduleFacts]:
         raise InputError("schedule", name, reason, "only phalanx pipeline show and prove take it")
     try:
         peak = prove(s).peak
-        makespan = max(end for spans in run(s, unit(s.chunks)) for _, end in spans)
+        makespan = max(end for spans in run(s, unit_costs(s.chunks)) for _, end in spans)
     except Unproved as error:
         raise InputError("schedule", name, f"is not proved: {error}", f"see phalanx pipeline prove {name}") from None
     # Its formulas are numbers, since it has one size.
@@ -369,10 +370,8 @@ def _facts_of_file(name: str) -> tuple[tuple[int, int], ScheduleFacts]:
 
 def build(name: str, ranks: int, micro_batches: int, virtual: int | None = None) -> PipelineSchedule:
     """Build a schedule by name, without sends and receives. `virtual`: chunks per rank, by default as the table says.
-
     Raises InputError for an unknown name, a number below 1, a `virtual` that the schedule does not take, and a number
-    of micro-batches that it refuses.
-    """
+    of micro-batches that it refuses."""
     for field, value in (("ranks", ranks), ("micro-batches", micro_batches), ("virtual", virtual)):
         if value is not None and value < 1:
             raise InputError(field, value, "must be at least 1")

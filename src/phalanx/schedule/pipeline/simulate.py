@@ -14,12 +14,10 @@ ranks are at work, all of them go on at pace[n - 1] times the speed that they ha
 
 A rank's work is its passes, and before and after them the messages, which its own processor moves.
 
-Insert sends and receives into a pipeline schedule: one pure function.
-
-A message leaves as soon as its payload is computed, and its receive is posted at the same moment. The order comes
-from simulating the schedule with F, I and W of equal length: every rank's actions and messages are sorted by one
-clock that all ranks share. So even sends that block until they are received cannot deadlock: for the earliest message
-that is still open, everything before it is done at both ends.
+`insert_sends` adds sends and receives to a schedule. A message leaves as soon as its payload is computed, and its
+receive is posted at the same moment. The order comes from simulating the schedule with F, I and W of equal length:
+every rank's actions and messages are sorted by one clock that all ranks share. So even sends that block until they
+are received cannot deadlock: for the earliest message that is still open, everything before it is done at both ends.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,7 +102,7 @@ def _stuck(s: PipelineSchedule, times: Times, waiting: Mapping[tuple[str, int], 
     return lines
 
 
-def unit(chunks: int) -> dict[str, list[float]]:
+def unit_costs(chunks: int) -> dict[str, list[float]]:
     """Return costs in which F, I and W take one unit of time each, and B two."""
     return {"F": [1.0] * chunks, "I": [1.0] * chunks, "W": [1.0] * chunks, "B": [2.0] * chunks}
 
@@ -165,7 +163,7 @@ def run_on_shared_cores(
 def _work(
     s: PipelineSchedule, actions: Sequence[Action], seconds: Mapping[str, Sequence[float]], message: float
 ) -> Iterator[_Work]:
-    """Yield a rank's work, in order."""
+    """Yield a rank's receives, passes and sends, in order."""
     for kind, chunk, i in actions:
         way, onward = ("F", 1) if kind == "F" else ("B", -1)
         source, target = (chunk - onward, chunk + onward) if kind != "W" else (-1, -1)
@@ -189,7 +187,7 @@ _Key = tuple[float, int, str, int, int]
 def insert_sends(s: PipelineSchedule) -> PipelineSchedule:
     """Return the schedule with sends and receives inserted. Raises Unproved if it cannot be run."""
     ordered: list[list[tuple[_Key, Action]]] = [[] for _ in s.actions]
-    for rank, (actions, times) in enumerate(zip(s.actions, run(s, unit(s.chunks)), strict=True)):
+    for rank, (actions, times) in enumerate(zip(s.actions, run(s, unit_costs(s.chunks)), strict=True)):
         for action, (_, end) in zip(actions, times, strict=True):
             kind, chunk, i = action
             ordered[rank].append(((end, 0, kind, chunk, i), action))

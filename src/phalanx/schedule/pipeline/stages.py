@@ -70,8 +70,8 @@ def schedule(s: Strategy, micro_batches: int) -> PipelineSchedule:
 
 
 def require_chunks(s: Strategy) -> None:
-    """Require that the fields of a pipeline agree: none of them without one, and as many chunks per rank as the
-    schedule has. Raises InputError otherwise."""
+    """Require that a strategy's pipeline fields fit its schedule: defaults without a pipeline, else as many chunks
+    per rank as the schedule has. Raises InputError."""
     if s.pp == 1:
         for name in ("virtual", "schedule", "layers"):
             if getattr(s, name) != getattr(Strategy, name):

@@ -7,7 +7,7 @@ import numpy as np
 from phalanx.planning.lookup import model_named
 from phalanx.report.pictures.figure import Arrow, Bar, Bars, Box, Diagram, Label, Picture
 from phalanx.schedule.layers.collectives import CoreRuns, communication
-from phalanx.schedule.layers.routing import balanced, most, routed
+from phalanx.schedule.layers.routing import balanced_choices, expert_capacity, expert_traffic
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.mechanisms import Experts
@@ -27,7 +27,7 @@ def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
     draw = np.random.default_rng(_SEED)
     scores = draw.normal(size=(seq, count)) + 0.3 * draw.normal(size=count)  # some experts are liked better
     chosen = np.argsort(-scores, axis=1)[:, : small.top_k]
-    capacity = most(small, seq)
+    capacity = expert_capacity(small, seq)
     assert capacity is not None
     items: list[Box | Arrow | Label] = [Label(0, 0, "token")]
     wide = 72 // count
@@ -38,7 +38,7 @@ def routing(model: str = "mixtral-8x7b", seq: int = 4096) -> Picture:
             picked = e in chosen[t]
             items.append(Box(8 + wide * e, 1 + t, wide - 1, 1, ("x" if picked else "",), 0 if picked else None))
     bars = []
-    even = balanced(seq, replace(small, capacity=None))
+    even = balanced_choices(seq, replace(small, capacity=None))
     for e in range(count):
         load = int((chosen == e).sum())
         kept = min(load, int(capacity))
@@ -70,7 +70,7 @@ def moe_layer(model: str = "mixtral-8x7b", ranks: int = 4, seq: int = 4096) -> P
         remedy = f"use 2 to 4, a divisor of {x.count}"
         raise InputError("ranks", ranks, "does not fit the page or the experts", remedy)
     s = Strategy(dp=ranks, ep=ranks)
-    rows = routed(x, s, seq)
+    rows = expert_traffic(x, s, seq)
     job = Job(ranks, seq, Precision("bfloat16"))
     sends = communication(spec, job, s, f"blocks.{expert_layers(spec)[0]}", "F", seq, rows=rows)
     sent = [c for c in sends if not isinstance(c, CoreRuns)]

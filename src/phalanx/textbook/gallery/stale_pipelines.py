@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, Series
 from phalanx.schedule.pipeline.schedules import build
-from phalanx.schedule.pipeline.simulate import run, unit
+from phalanx.schedule.pipeline.simulate import run, unit_costs
 from phalanx.spec.errors import InputError
 
 Values = npt.NDArray[np.float64]
@@ -31,7 +31,7 @@ def losses(stages: int, steps: int, rate: float, targets: Values, stash: bool, f
     after the other, which is SGD in one process.
     """
     schedule = build("naive" if flush else "1f1b", stages, steps)
-    spans = run(schedule, unit(stages))
+    spans = run(schedule, unit_costs(stages))
     ranks = zip(spans, schedule.actions, strict=True)
     timed = [(span[0], action) for of_rank in ranks for span, action in zip(*of_rank, strict=True)]
     w = [np.ones_like(targets) for _ in range(stages)]

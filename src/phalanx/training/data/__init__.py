@@ -32,11 +32,9 @@ from phalanx.training.data.whole import WholeDocuments as WholeDocuments
 
 @dataclass(frozen=True)
 class Batches:
-    """Sequences of seq + 1 tokens: inputs and, shifted by one, targets.
-
-    Each epoch cuts the tokens at a new offset into windows and shuffles them, both drawn from (seed, epoch).
-    `documents`: starts of documents, ascending, if attention must stay inside documents.
-    """
+    """Sequences of seq + 1 tokens: inputs and, shifted by one, targets. Each epoch cuts the tokens at a new offset
+    into windows and shuffles them, both drawn from (seed, epoch). `documents`: starts of documents, ascending, if
+    attention must stay inside documents."""
 
     tokens: npt.NDArray[np.integer]
     seq: int
@@ -110,8 +108,8 @@ def validation_windows(tokens: npt.NDArray[np.integer], seq: int, limit: int) ->
 def batches(
     tokens: npt.NDArray[np.integer], starts: Callable[[], npt.NDArray[np.int64]], job: Job, seed: int
 ) -> Batches | WholeDocuments:
-    """Return the sequences of a job's steps. `starts` tells where documents begin; it is asked where the job keeps
-    them apart. Raises InputError where there are too few."""
+    """Return the sequences of a job's steps. `starts` returns where documents begin; it is called only if the job
+    keeps documents apart. Raises InputError if there are too few tokens."""
     if job.batch_rows == 3:
         return WholeDocuments(tokens, job.seq, job.global_batch, seed, starts(), cast(Way, job.documents))
     return Batches(tokens, job.seq, job.global_batch, seed, starts() if job.separate else None)
@@ -141,8 +139,8 @@ def holds_ids(data: str) -> bool:
 
 
 def require_documents(tokens: TokenSet, how: str = "separate") -> None:
-    """Require that document boundaries are known in the training tokens, and that our trainer can treat documents
-    that way. Raises InputError."""
+    """Require that the training tokens have document boundaries, and that our trainer supports `how` (a value of
+    job.documents). Raises InputError."""
     if how == "dynamic":
         reason = "is planned, and exported to Megatron-LM; our trainer has no context parallelism of changing width"
         raise InputError("job.documents", how, reason, "use balanced")

@@ -25,7 +25,15 @@ from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
 from phalanx.training.data.texts import TextFile, documents, join_chunks, paragraphs
-from phalanx.training.data.tokens import TokenSet, cached, content_digest, key, named, split, survey
+from phalanx.training.data.tokens import (
+    TokenSet,
+    cache_name,
+    cached,
+    content_digest,
+    split,
+    survey,
+    tokens_folder_name,
+)
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -55,8 +63,8 @@ def open_tokenizer(path: Path, vocab: int, field: str) -> Tokenizer:
 
 
 def guarded(work: Callable[[], T], path: Path, field: str) -> T:
-    """Return what a tokenizer does, whose file a stranger may have written. Where the library panics (a pattern that
-    tries too many ways), its own trace stays off stderr. Raises InputError."""
+    """Return `work()`, a call of a tokenizer from a file that a stranger may have written. If the library panics (on
+    a pattern with too many ways to match), its trace stays off stderr. Raises InputError."""
     sys.stderr.flush()
     shown, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
@@ -73,12 +81,13 @@ def guarded(work: Callable[[], T], path: Path, field: str) -> T:
 
 
 _MOST_GROWTH, _MOST_STEPS = 64, 64
-"""How many times longer a tokenizer may make a text, and in how many steps; the tokenizers of models need 2 and 8."""
+"""Largest factor by which a tokenizer may lengthen a text, and number of its steps; models' tokenizers need 2 and
+8."""
 
 
 def _require_steady(tokenizer: Tokenizer, path: Path, field: str) -> None:
-    """Require that a tokenizer's rewriting of text is bounded: forty steps that double it fill any memory. Raises
-    InputError."""
+    """Require that a tokenizer's rewriting of text is bounded: forty steps that each double a text would fill any
+    memory. Raises InputError."""
     parts = (tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder)
     steps = list(chain.from_iterable(_steps(json.loads(part.__getstate__())) for part in parts if part is not None))
     growth = math.prod(map(_growth, steps))
@@ -88,13 +97,13 @@ def _require_steady(tokenizer: Tokenizer, path: Path, field: str) -> None:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a part of a tokenizer, a sequence one by one."""
+    """Yield the steps of a tokenizer's part (its JSON), a sequence's one by one."""
     inner = [step for value in part.values() if isinstance(value, list) for step in value if isinstance(step, dict)]
     yield from chain.from_iterable(map(_steps, inner)) if inner else [part]
 
 
 def _growth(step: dict[str, Any]) -> float:
-    """Return how many times longer a step may make a text, about."""
+    """Return about the factor by which a step may lengthen a text."""
     if step.get("type") == "Replace":
         return max(1.0, len(step["content"]) / max(1, len(step["pattern"].get("String", ""))))
     return {"ByteLevel": 2.0, "Precompiled": 8.0}.get(str(step.get("type")), 1.0)
@@ -120,24 +129,21 @@ def load(train: Train, vocab: int) -> TokenizerChoice:
     """Check the tokenizer of `train.tokenizer` (a file, or a folder that holds tokenizer.json) and the end-of-text
     against the model's vocabulary. Raises InputError."""
     end = train.end_of_text
+    if isinstance(end, int) and not 0 <= end < vocab:
+        raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
     if not train.tokenizer:
         if isinstance(end, str) and end and end != END_OF_TEXT:
             raise InputError("train.end_of_text", end, "needs a train.tokenizer that knows it", "or give its id")
-        if isinstance(end, int) and not 0 <= end < vocab:
-            raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
         return TokenizerChoice(None, None, end if isinstance(end, int) else None)
     path = Path(train.tokenizer)
     path = path / "tokenizer.json" if path.is_dir() else path
     tokenizer = open_tokenizer(path, vocab, "train.tokenizer")
+    end_id: int | None = end if isinstance(end, int) else None
     if isinstance(end, str):
         names = (end,) if end else NAMES
         end_id = next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)
         if end and end_id is None:
             raise InputError("train.end_of_text", end, f"is not a token of {path}")
-    else:
-        end_id = end
-        if not 0 <= end < vocab:
-            raise InputError("train.end_of_text", end, f"is not an id of model.vocab = {vocab}")
     return TokenizerChoice(path, hashlib.sha256(path.read_bytes()).hexdigest(), end_id)
 
 
@@ -158,10 +164,10 @@ def from_texts(
         raise InputError("train.data", train.data, "is empty")
     # The cache's name: a digest of everything that determines the ids.
     if choice.path is None and len(files) == 1 and not files[0].json_lines:
-        name = named(str(of_files[0][1]), vocab)
+        name = tokens_folder_name(str(of_files[0][1]), vocab)
     else:
         what = {"texts": of_files, "tokenizer": choice.digest, "end": choice.end_of_text}
-        name = key(what | ({"field": field} if any(json_lines for json_lines, _ in of_files) else {}), vocab)
+        name = cache_name(what | ({"field": field} if any(json_lines for json_lines, _ in of_files) else {}), vocab)
     folder = cache / "tokens" / name
 
     def make(target: Path) -> dict[str, Any]:
@@ -170,11 +176,8 @@ def from_texts(
             texts = chain.from_iterable(map(paragraphs, documents(files, field)))
             tokenizer, end, cut = _train(texts, vocab), 0, paragraphs
         else:
-            tokenizer, end, cut = (
-                open_tokenizer(choice.path, vocab, "train.tokenizer"),
-                choice.end_of_text,
-                join_chunks,
-            )
+            tokenizer = open_tokenizer(choice.path, vocab, "train.tokenizer")
+            end, cut = choice.end_of_text, join_chunks
             if end is None and (len(files) > 1 or files[0].json_lines):
                 announce("note: no end-of-text between documents, the tokenizer has none; see train.end_of_text")
         tokenizer.save(str(target / "tokenizer.json"))
@@ -249,7 +252,7 @@ def _encode(
     end = [] if end_of_text is None else [end_of_text]
     with path.open("wb") as file:
         _write_header(file, dtype, 0)
-        while batch := list(_as_many(pieces)):
+        while batch := list(_next_pieces(pieces)):
             # The tokenizer adds no special tokens of its own; those spelled out in a text are recognised.
             texts = [piece for piece, _ in batch]
             encode = partial(tokenizer.encode_batch_fast, texts, add_special_tokens=False)
@@ -267,7 +270,7 @@ def _encode(
     return count
 
 
-def _as_many(pieces: Iterator[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+def _next_pieces(pieces: Iterator[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
     """Yield the next pieces, up to _TOGETHER characters in total."""
     size = 0
     for piece in pieces:

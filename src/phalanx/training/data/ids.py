@@ -20,7 +20,7 @@ import numpy.typing as npt
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Train
 from phalanx.training.data.encode import TokenizerChoice
-from phalanx.training.data.tokens import TokenRange, TokenSet, cached, content_digest, key, split, survey
+from phalanx.training.data.tokens import TokenRange, TokenSet, cache_name, cached, content_digest, split, survey
 
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
@@ -78,7 +78,7 @@ def _token_set(
     starts: npt.NDArray[np.int64] | None,
 ) -> TokenSet:
     what |= {"tokenizer": choice.digest, "end": choice.end_of_text}
-    folder = cache / "tokens" / key(what, vocab)
+    folder = cache / "tokens" / cache_name(what, vocab)
 
     def make(part: Path) -> dict[str, Any]:
         if choice.path is not None:

@@ -143,8 +143,8 @@ def _shorter(text: str) -> Iterator[str]:
 
 
 def join_chunks(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield a document in one piece, up to LARGEST characters; a larger one is cut after a blank line, if it has
-    any."""
+    """Yield a document in one piece if it has fewer than LARGEST characters; a larger one is cut after blank lines,
+    if it has any."""
     buffer: list[str] = []
     size = 0
     for chunk in chunks:

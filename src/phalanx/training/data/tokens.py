@@ -103,22 +103,20 @@ def split(path: Path, dtype: str, count: int) -> tuple[TokenRange, TokenRange]:
     return TokenRange(path, dtype, 0, train), TokenRange(path, dtype, train, count - train)
 
 
-def key(what: dict[str, Any], vocab: int) -> str:
+def cache_name(what: dict[str, Any], vocab: int) -> str:
     """Return the name of a cache folder, a digest of everything that determines its tokens."""
-    return named(hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest(), vocab)
+    return tokens_folder_name(hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest(), vocab)
 
 
-def named(digest: str, vocab: int) -> str:
+def tokens_folder_name(digest: str, vocab: int) -> str:
     """Return the name of a cache folder of tokens."""
     return f"{digest[:16]}-{vocab}-v{VERSION}"
 
 
 def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterable[bytes]]) -> str:
-    """Return the SHA-256 of a file's content, as `read` yields it.
-
-    A file is hashed once: the digest is cached with the file's size and time of change, as git's index does, unless
-    the file changed so recently that it may change again within the clock's resolution.
-    """
+    """Return the SHA-256 of a file's content, as `read` yields it. A file is hashed once: the digest is cached with
+    the file's size and time of change, as git's index does, unless the file changed so recently that it may change
+    again within the clock's resolution."""
     stat = path.stat()
     memory = cache / "tokens" / "digests" / hashlib.sha256(f"{kind}:{path.absolute()}".encode()).hexdigest()[:16]
     now = {"size": stat.st_size, "changed_ns": stat.st_mtime_ns, "inode": stat.st_ino}
@@ -138,8 +136,8 @@ def content_digest(path: Path, kind: str, cache: Path, read: Callable[[], Iterab
 
 
 def cached(folder: Path, make: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-    """Return about.json of a cache folder. If there is none, or a file is not what was written, `make` fills a new
-    folder and returns the content of that file; the folder then appears at once, complete."""
+    """Return the content of a cache folder's about.json. If the folder is missing or damaged, `make` fills a new one
+    and returns that content; the folder then appears at once, complete."""
     if (known := _intact(folder)) is None:
         partial = folder.with_name(f".{folder.name}.{os.getpid()}")
         shutil.rmtree(partial, ignore_errors=True)

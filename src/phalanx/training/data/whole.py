@@ -39,7 +39,7 @@ class WholeDocuments:
 
     @cached_property
     def sequences(self) -> list[Ints]:
-        """The documents of each sequence."""
+        """The numbers of the documents in each sequence."""
         order = self._random(0).permutation(len(self.starts))
         order = order[self.lengths[order] > 0]
         if self.way == "padded":
@@ -51,21 +51,21 @@ class WholeDocuments:
     def _random(self, epoch: int) -> np.random.Generator:
         return np.random.Generator(np.random.Philox(key=(self.seed << 64) + epoch))
 
-    def of_step(self, step: int) -> Ints:
-        """Return the sequences of a step's global batch, (global_batch,)."""
+    def step_sequences(self, step: int) -> Ints:
+        """Return the numbers of the sequences in a step's global batch, (global_batch,)."""
         count = len(self.sequences)
         index = np.arange(step * self.global_batch, (step + 1) * self.global_batch, dtype=np.int64)
         orders = {epoch: self._random(1 + epoch).permutation(count) for epoch in np.unique(index // count).tolist()}
         return np.array([orders[i // count][i % count] for i in index.tolist()])
 
     def attention(self, sequences: Ints) -> npt.NDArray[np.float64]:
-        """Return the pairs of tokens that each sequence's attention has, up to a factor."""
+        """Return a number proportional to the pairs of tokens in each sequence's attention, (sequences,)."""
         return np.array([float((self.lengths[self.sequences[i]] ** 2).sum()) for i in sequences.tolist()])
 
     def share(self, step: int, replica: int, replicas: int, micro_batch: int) -> list[npt.NDArray[np.int64]]:
         """Return the micro-batches of a data-parallel replica, each (3, micro_batch, seq + 1): ids, places in
         documents, targets."""
-        chosen = self.of_step(step)
+        chosen = self.step_sequences(step)
         if self.way == "balanced":  # sequences of like cost share a micro-batch
             chosen = chosen[np.argsort(-self.attention(chosen), kind="stable")]
             groups = chosen.reshape(-1, micro_batch)
@@ -89,4 +89,4 @@ class WholeDocuments:
 
     def targets(self, step: int) -> int:
         """Return the number of targets of a step's global batch."""
-        return sum(int((self.lengths[self.sequences[i]] - 1).sum()) for i in self.of_step(step).tolist())
+        return sum(int((self.lengths[self.sequences[i]] - 1).sum()) for i in self.step_sequences(step).tolist())

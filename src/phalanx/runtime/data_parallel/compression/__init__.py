@@ -16,10 +16,10 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.runtime.data_parallel.compression.powersgd import PowerSGD
 from phalanx.runtime.data_parallel.compression.quantized import TYPES, Quantised
-from phalanx.runtime.data_parallel.compression.sparse import Above, Drawn, Largest
+from phalanx.runtime.data_parallel.compression.sparse import RandomK, Threshold, TopK
 from phalanx.spec.strategy.compressors import Compression
 
 
@@ -61,7 +61,7 @@ class Compressor(Protocol):
         ...
 
 
-class Underway:
+class CompressedReduction:
     """A compressed reduction as a Handle."""
 
     def __init__(self, stages: Iterator[Handle]) -> None:
@@ -81,17 +81,17 @@ class Underway:
 
 
 def compressor(
-    c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+    c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
 ) -> Compressor:
     """Make the compressor of buckets that are reduced `over` some axes, for gradients that accumulate in `dtype`."""
     return RUNTIME[c.name](c, over, buckets, comm, dtype)
 
 
-RUNTIME: dict[str, Callable[[Compression, Over, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
+RUNTIME: dict[str, Callable[[Compression, ReductionAxes, Sequence[FlatBucket], Comm, torch.dtype], Compressor]] = {
     **dict.fromkeys(TYPES, Quantised),
-    "topk": Largest,
-    "randk": Drawn,
-    "threshold": Above,
+    "topk": TopK,
+    "randk": RandomK,
+    "threshold": Threshold,
     "powersgd": PowerSGD,
 }
 """Implementation of each row of spec/strategy/compressors.py."""

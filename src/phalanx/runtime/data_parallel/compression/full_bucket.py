@@ -10,7 +10,7 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.spec.strategy.compressors import Compression
 
 
@@ -18,7 +18,7 @@ class FullBucketCompressor:
     """A compressor of full buckets; subclasses define `_run`. Implements Compressor."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         self.c, self.comm, self.dtype, self.draws = c, comm, dtype, 0
         self.axis, self.phase = over.axis, over.phase

@@ -8,9 +8,10 @@ from phalanx.spec.strategy.spec import Strategy
 
 
 @dataclass(frozen=True)
-class Over:
-    """`axis`: of all ranks that sum a bucket; `shards`: of those that each keep a part of the sum, "" where all keep
-    everything, and `replicas` of each part (HSDP). `phase`: of the step in which they are reduced."""
+class ReductionAxes:
+    """The mesh axes over which compressed buckets are reduced. `axis`: of all ranks that sum a bucket; `shards`: of
+    the ranks that each keep a part of the sum, "" if all keep everything; `replicas`: the number of ranks with the
+    same part (HSDP). `phase`: of the step, in which they are reduced."""
 
     axis: str
     shards: str = ""
@@ -18,8 +19,8 @@ class Over:
     phase: Phase = "B"
 
 
-def over(strategy: Strategy, grid: Mesh) -> Over:
+def reduction_axes(strategy: Strategy, grid: Mesh) -> ReductionAxes:
     """Return the axes of a strategy's gradients."""
     if strategy.shards == 1:
-        return Over(grid.gradient_axis)
-    return Over(grid.gradient_axis, grid.shard_axis, strategy.dp_replicate)
+        return ReductionAxes(grid.gradient_axis)
+    return ReductionAxes(grid.gradient_axis, grid.shard_axis, strategy.dp_replicate)

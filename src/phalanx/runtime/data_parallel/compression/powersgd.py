@@ -19,7 +19,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.spec.strategy.compressors import Compression, Factors, factors
 
 
@@ -41,7 +41,7 @@ class PowerSGD(FullBucketCompressor):
     """powersgd: two all-reduces of factors for every bucket."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         super().__init__(c, over, buckets, comm, dtype)
         self._parts = {b.name: self._divide(b) for b in buckets}

@@ -22,7 +22,7 @@ from torch import Tensor
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.event import Phase
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
@@ -199,7 +199,7 @@ class Quantised:
     replicas of the shard in the same way. Implements Compressor."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         self.c, self.draws = c, 0
         self.code = Code(c, dtype, comm.world.device)
@@ -232,7 +232,6 @@ class Quantised:
         return self._reduces[b.name].run(b.sent, b.name, micro_batch)
 
     def across(self, b: FlatBucket, micro_batch: int | None) -> Iterator[Handle]:
-        assert b.shard is not None
         self._seed()
         return self._across[b.name].run(b.shard, b.name, micro_batch)
 

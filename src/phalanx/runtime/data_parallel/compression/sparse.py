@@ -16,7 +16,7 @@ from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Handle
 from phalanx.runtime.data_parallel.bucket_buffers import FlatBucket
 from phalanx.runtime.data_parallel.compression.full_bucket import FullBucketCompressor
-from phalanx.runtime.data_parallel.compression.over import Over
+from phalanx.runtime.data_parallel.compression.over import ReductionAxes
 from phalanx.runtime.tracing import host_values
 from phalanx.schedule.gradients.buckets import slot_sizes, slots
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Compression, elements_sent, max_elements
@@ -29,7 +29,7 @@ class _Sparse(FullBucketCompressor):
     """Common base of the three on top of `FullBucketCompressor`: memory used by neighbouring buckets in turn."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         super().__init__(c, over, buckets, comm, dtype)
         self.p, self.me = comm.size(self.axis), comm.ranks(self.axis).index(comm.world.rank)
@@ -55,15 +55,12 @@ class _Sparse(FullBucketCompressor):
         return self.p * count * (self.dtype.itemsize + PLACE_BYTES)
 
 
-class Largest(_Sparse):
-    """topk: the share of the bucket with the largest magnitudes, exactly.
-
-    On the CPU a sample gives a lower bound of their magnitude; selecting among the few above it is several times as
-    fast as among all.
-    """
+class TopK(_Sparse):
+    """topk: the share of the bucket with the largest magnitudes, exactly. On the CPU a sample gives a lower bound of
+    their magnitude; selecting among the few above it is several times as fast as among all."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         super().__init__(c, over, buckets, comm, dtype)
         device = comm.world.device
@@ -86,7 +83,7 @@ class Largest(_Sparse):
         rank = int(1.2 * expected + 3 * expected**0.5) + 1  # the bound is then almost surely below the k largest
         if self._sampled and n >= 4 * _SAMPLE and 3 * rank < len(sample):
             (bar,) = host_values.read(torch.topk(sample, rank).values[-1:], [0.0])
-            count = _above(size, bar, self._above)
+            count = _places_above(size, bar, self._above)
             if count is not None and count >= k:
                 above, values = self._above[:count], self._above_values[:count]
                 torch.topk(torch.index_select(size, 0, above, out=values), k, sorted=False, out=(magnitudes, places))
@@ -111,12 +108,12 @@ class Largest(_Sparse):
             x.index_add_(0, places, values)
 
 
-class Drawn(_Sparse):
+class RandomK(_Sparse):
     """randk: one random element of each of k runs of neighbours. Without error feedback it is scaled to represent its
     run, so that the result is unbiased."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         super().__init__(c, over, buckets, comm, dtype)
         device, counts = comm.world.device, [elements_sent(c, n) for n in self._sizes]
@@ -154,12 +151,12 @@ class Drawn(_Sparse):
         x.index_copy_(0, at, values[:k])
 
 
-class Above(_Sparse):
+class Threshold(_Sparse):
     """threshold: all elements of at least a given magnitude, or the largest if there are too many. The host reads
     their number, which on CUDA makes it wait."""
 
     def __init__(
-        self, c: Compression, over: Over, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
+        self, c: Compression, over: ReductionAxes, buckets: Sequence[FlatBucket], comm: Comm, dtype: torch.dtype
     ) -> None:
         super().__init__(c, over, buckets, comm, dtype)
         device, limits = comm.world.device, [max_elements(n, self.p) for n in self._sizes]
@@ -174,7 +171,7 @@ class Above(_Sparse):
         size = torch.abs(x, out=self._magnitude[: x.numel()])
         limit = max_elements(x.numel(), self.p)
         values, places = self._values[slot][:limit], self._places[slot][:limit]
-        n = _above(size, self.c.value, places)
+        n = _places_above(size, self.c.value, places)
         if n is None:
             torch.topk(size, limit, sorted=False, out=(values, places))
             n = limit
@@ -202,7 +199,7 @@ class Above(_Sparse):
             x.index_add_(0, places[:n], values[:n])
 
 
-def _above(size: Tensor, bar: float, places: Tensor) -> int | None:
+def _places_above(size: Tensor, bar: float, places: Tensor) -> int | None:
     """Write to `places` where elements are not below a bar, NaNs included. Returns their number, or None if they do
     not fit (always None during verification)."""
     n = 0
