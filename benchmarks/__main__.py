@@ -113,10 +113,10 @@ def bench_serving() -> Iterator[Result]:
     from benchmarks.linear_price import LinearPrice
     from phalanx.schedule.generation import BatchingPolicy
     from phalanx.serving.simulation.deployment import Deployment, WorkerSpec
-    from phalanx.serving.simulation.requests import spread, timed
+    from phalanx.serving.simulation.requests import gamma_requests, with_arrivals
     from phalanx.serving.simulation.simulation import simulate
 
-    requests = timed(spread(100_000, 4000, 500, 0.5, 32_000, 1), 5.0, 1)
+    requests = with_arrivals(gamma_requests(100_000, 4000, 500, 0.5, 32_000, 1), 5.0, 1)
     policy = BatchingPolicy(slots=128, chunk=8192, reserve=False)
     worker = WorkerSpec(LinearPrice(5e-3, 2e-5, 1e-9, 2e-5, 2e-8), policy, 40_000)
     start = time.perf_counter()

@@ -35,9 +35,9 @@ from phalanx.serving.validation.predictions import (
     ServingCase,
     cases,
     columns,
-    loaded,
-    priced,
+    load_runs,
     scorable,
+    times,
 )
 from phalanx.serving.validation.scores import ScoredPair, compare
 
@@ -96,7 +96,7 @@ class Problem:
         fitted = self.fitted(x)
         out = []
         for c, tpot, ttft, _, _ in self.parts:
-            p, f = priced(c, fitted)
+            p, f = times(c, fitted)
             out += [np.log(p) - tpot, np.log(f) - ttft]
         return np.concatenate(out)
 
@@ -167,7 +167,7 @@ def ratios(of: Sequence[Burst], steady: Sequence[ScoredPair]) -> dict[tuple[str,
 def likely() -> None:
     """Show the range of each kind of load, with what it holds of families left out, and write them."""
     content: dict[str, dict[str, Any]] = {}
-    for (kind, figure), some in sorted(ratios(bursts.published()[0], compare(loaded())[1]).items()):
+    for (kind, figure), some in sorted(ratios(bursts.published()[0], compare(load_runs())[1]).items()):
         (low, high, holds), families = interval_of(some), len({r.family for r in some})
         middle = float(np.median([r.value for r in some]))
         print(
@@ -185,7 +185,7 @@ def main() -> None:
     """Fit, leave out in turn, write, and say what was fitted."""
     if "--likely" in sys.argv:
         return likely()
-    use = [c for c in cases(loaded())[0] if scorable(c.row)[0]]
+    use = [c for c in cases(load_runs())[0] if scorable(c.row)[0]]
     problem, x = fit_all(use)
     fitted = problem.fitted(x)
     for f in problem.fields:

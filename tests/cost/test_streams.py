@@ -12,7 +12,7 @@ from phalanx.schedule.event import Event
 from phalanx.schedule.layout import Layout
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.job import Job, Precision
-from phalanx.textbook.gallery.data_parallel import Timed, exposed, gathered_bytes, timed
+from phalanx.textbook.gallery.data_parallel import Timed, exposed_seconds, gathered_bytes, with_times
 
 
 def _events(line: str, layers: int = 3) -> tuple[Event, ...]:
@@ -28,7 +28,7 @@ def _unit(event: Event) -> float:
 
 
 def _times(line: str) -> list[Timed]:
-    return timed(_events(line), _unit)
+    return with_times(_events(line), _unit)
 
 
 def test_without_prefetching_every_gather_is_exposed() -> None:
@@ -38,7 +38,7 @@ def test_without_prefetching_every_gather_is_exposed() -> None:
     assert len(gathers) == 9
     for t in gathers:  # nothing computes meanwhile
         assert all(c.end <= t.start or c.start >= t.end for c in of if c.event.kind == "compute")
-    assert exposed(of) > exposed(_times("dp=4,zero=3,prefetch=1"))
+    assert exposed_seconds(of) > exposed_seconds(_times("dp=4,zero=3,prefetch=1"))
 
 
 def test_prefetching_hides_a_gather_behind_the_pass_before() -> None:
@@ -50,11 +50,11 @@ def test_prefetching_hides_a_gather_behind_the_pass_before() -> None:
 def test_buckets_are_reduced_while_the_backward_pass_goes_on() -> None:
     """Of one bucket all is exposed; of several only the last, where each is as short as a pass."""
     whole = _times("dp=4,zero=0,bucket=100000")
-    assert exposed(whole) == pytest.approx(1.0)
+    assert exposed_seconds(whole) == pytest.approx(1.0)
     reduced = [t for t in whole if t.event.op == "all_reduce" and t.event.phase == "B"]
     assert len(reduced) == 1
-    parts = timed(_events("dp=4,zero=0,bucket=900"), lambda e: _unit(e) / (4 if e.kind == "collective" else 1))
-    assert exposed(parts) < 1.0
+    parts = with_times(_events("dp=4,zero=0,bucket=900"), lambda e: _unit(e) / (4 if e.kind == "collective" else 1))
+    assert exposed_seconds(parts) < 1.0
 
 
 def test_gathered_parameters_are_freed_when_their_pass_ends() -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.exports import draw
 
-from phalanx.answers.configurations.export import TARGETS, Export, export, exported, write
+from phalanx.answers.configurations.export import TARGETS, Export, export, export_plan, write
 from phalanx.frameworks.launchers.export import LAUNCHERS
 from phalanx.frameworks.megatron import layout
 from phalanx.frameworks.registry import DOCUMENTED
@@ -201,6 +201,6 @@ def test_a_plan_is_exported_in_its_precision(word: str | None) -> None:
 def test_an_export_takes_the_names_that_a_stack_has(asked: str, target: str) -> None:
     """`plan --stack nemo` plans: what it plans is written by the same name."""
     plan = _plan(TARGETS[target].stacks[0], dp=8)
-    assert exported(plan, asked).files == exported(plan, target).files
+    assert export_plan(plan, asked).files == export_plan(plan, target).files
     with pytest.raises(InputError, match="'neo': is not a framework that Phalanx writes"):
-        exported(plan, "neo")
+        export_plan(plan, "neo")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.exports import draw
 from support.exports.same import canonical
 
-from phalanx.answers.configurations.export import TARGETS, export, exported, write
+from phalanx.answers.configurations.export import TARGETS, export, export_plan, write
 from phalanx.answers.question.read import read
 from phalanx.answers.question.stated import job_of, model_of, options_of, strategy_of
 from phalanx.frameworks.launchers.export import LAUNCHERS
@@ -90,7 +90,7 @@ def test_many_exports_are_read_as_the_plans_that_they_are_of(to: str, stack: str
 def test_what_starts_an_export_is_read_as_the_plan_that_it_is_of(by: str, pair: tuple[str, str], seed: int) -> None:
     plan = drawn(*pair, random.Random(seed))
     try:
-        result = exported(plan, pair[0], by)
+        result = export_plan(plan, pair[0], by)
     except InputError:  # a GPU that SkyPilot does not rent
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -28,9 +28,9 @@ from phalanx.answers.runs import verify
 from phalanx.answers.runs.experts import expert_balance
 from phalanx.report.html.page import Section, page
 from phalanx.report.measured.run_page import _timeline, of_run
-from phalanx.report.observation import listed, observation_page
+from phalanx.report.observation import name_list, observation_page
 from phalanx.report.pictures.figure import Bar, Bars, Lane, LaneBlock, Timeline
-from phalanx.report.style import counted
+from phalanx.report.style import count_words
 from phalanx.runs import folder as run_folder
 from phalanx.schedule.observation_file import from_json
 from phalanx.spec.errors import InputError
@@ -167,7 +167,7 @@ def test_an_observed_program_is_shown() -> None:
     ],
 )
 def test_units_are_named_where_they_are_few(names: list[str], said: str) -> None:
-    assert listed(names) == said
+    assert name_list(names) == said
 
 
 def test_a_plan_adds_up(here: Path) -> None:
@@ -300,7 +300,7 @@ def test_what_a_run_has_written_is_read_or_refused_if_it_is_odd(
         for reader in (of_run, expert_balance):
             with suppress(InputError):
                 reader(run)
-        figures = [*compare._measured(run).values(), verify._measured(run / "recorded.json")[0]]
+        figures = [*compare._measured_fields(run).values(), verify._measured_peak(run / "recorded.json")[0]]
         with suppress(InputError):
             figures.append(_between(run))
         assert all(f is None or 0 <= f < inf for f in figures), odd
@@ -397,5 +397,5 @@ def test_a_plan_of_a_thousand_gpus_stays_small(here: Path) -> None:
 
 
 def test_a_number_has_its_noun() -> None:
-    assert [counted(1, "micro-batch"), counted(2, "micro-batch")] == ["1 micro-batch", "2 micro-batches"]
-    assert [counted(1, "rank"), counted(2048, "rank")] == ["1 rank", "2,048 ranks"]
+    assert [count_words(1, "micro-batch"), count_words(2, "micro-batch")] == ["1 micro-batch", "2 micro-batches"]
+    assert [count_words(1, "rank"), count_words(2048, "rank")] == ["1 rank", "2,048 ranks"]

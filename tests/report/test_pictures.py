@@ -44,7 +44,7 @@ from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.strategy.compressors import parse
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.textbook.answers import PICTURES, options_of, picture
-from phalanx.textbook.gallery.data_parallel import timed, times_less
+from phalanx.textbook.gallery.data_parallel import times_less, with_times
 
 _TEXT, _GROUP = "{http://www.w3.org/2000/svg}text", "{http://www.w3.org/2000/svg}g"
 
@@ -316,7 +316,7 @@ def test_an_uplink_of_the_first_tier_is_a_ranks_own() -> None:
 def test_every_event_of_a_step_has_its_time() -> None:
     strategy = Strategy(dp=4, zero=3)
     events = expand(Layout(model_named("llama3-8b")[0], Job(8, 512), strategy).stage_view()).events
-    drawn = timed(events, lambda event: 1.0)
+    drawn = with_times(events, lambda event: 1.0)
     assert [t.event for t in drawn] == list(events)
     assert {t.end - t.start for t in drawn} == {1.0}
 

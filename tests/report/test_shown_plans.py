@@ -71,7 +71,7 @@ def test_links_of_an_axis_are_all_named_and_count_its_groups(line: str) -> None:
     ("count", "said"), [(2, "0 1"), (12, " ".join(map(str, range(12)))), (13, "0 1 2 3 4 5 ... 12")]
 )
 def test_a_long_group_is_shortened(count: int, said: str) -> None:
-    assert mesh.listed(range(count)) == said
+    assert mesh.rank_list(range(count)) == said
 
 
 def test_a_trace_has_all_spans_of_all_ranks(tmp_path: Path) -> None:

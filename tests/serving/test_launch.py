@@ -16,7 +16,7 @@ from support.sizes import examples
 from phalanx.planning.lookup import model_named
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
-from phalanx.serving.launch.arguments import published, refused
+from phalanx.serving.launch.arguments import option_error, published
 from phalanx.serving.launch.checkpoints import weights_of
 from phalanx.serving.launch.parts import context, overlaps, places
 from phalanx.serving.launch.sglang import environment
@@ -70,10 +70,10 @@ def test_every_line_is_of_published_arguments(examples: int, tmp_path: Path) -> 
         for command in made.commands:
             assert all(len(word) > 1 for word in command.program), command  # words, not letters
             if command.checked_by:
-                assert refused(command.checked_by, [*command.options, "--no-such-option"])
+                assert option_error(command.checked_by, [*command.options, "--no-such-option"])
                 named = {i for i, word in enumerate(command.options) if word.startswith("--")}
                 value = next(i + 1 for i in sorted(named) if i + 1 not in named)
-                assert refused(command.checked_by, [w for i, w in enumerate(command.options) if i != value])
+                assert option_error(command.checked_by, [w for i, w in enumerate(command.options) if i != value])
         at = [(p.node, gpu) for p in places(plan) for gpu in p.gpus]
         assert len(at) == len(set(at))  # no GPU twice
         for before, after in itertools.pairwise(places(plan)):  # on the same node where there is room

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import json_of, text_of
 
-from phalanx.serving.validation.predictions import LEFT_OUT, case_of, cases, loaded, scorable
+from phalanx.serving.validation.predictions import LEFT_OUT, case_of, cases, load_runs, scorable
 from phalanx.serving.validation.scores import OTHER_PREDICTOR, compare, floor, scores
 
-ROWS = loaded()
+ROWS = load_runs()
 
 
 @pytest.fixture(scope="module")

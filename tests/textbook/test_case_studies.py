@@ -11,7 +11,7 @@ from phalanx.planning.search.priced import price
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.textbook import case_studies
-from phalanx.textbook.case_studies import CASES, published, question, sheet, strategy, study
+from phalanx.textbook.case_studies import CASES, fact_sheet, question, sheet, strategy, study
 
 _USED = [c for c in CASES if c.used]
 _MEASURED = [c for c in _USED if c.measured_s]
@@ -85,7 +85,7 @@ def test_plain_ddp_of_7b_does_not_fit_80_gb():
 
 
 def test_what_was_published_is_said_without_a_search():
-    said = {row[0]: row for row in published().rows}
+    said = {row[0]: row for row in fact_sheet().rows}
     assert list(said) == [c.name for c in CASES]
     assert said["GPT-3 175B"][-1] == "OpenAI's own layout was never published: this is Megatron's"
     assert all(said[name][1] == "not published" for name in said if name.startswith("LLaMA"))

@@ -79,7 +79,7 @@ def test_the_doubling_of_models() -> None:
 def test_gpu_hours_of_llama() -> None:
     """Days of 1,000 GPUs (65B: of 2,048) for the GPU-hours of Touvron et al. 2023, table 15; of DeepSeek-V2's paper
     172.8 k GPU-hours a trillion tokens, for 8.1 T."""
-    said = {row[0]: row[2:6] for row in case_studies.published().rows}
+    said = {row[0]: row[2:6] for row in case_studies.fact_sheet().rows}
     for size, days in (("7B", 3.4), ("13B", 5.6), ("33B", 22.1)):
         assert said[f"LLaMA {size}"][1] == pytest.approx(days, abs=0.05)
     assert said["LLaMA 65B"][2] == pytest.approx(20.8, abs=0.05)

@@ -149,10 +149,10 @@ def _side(name: str, q: Question, settings: Mapping[str, str], line: str | None)
     planned = ComparedPlan(
         name, s, q.stack, s.world, tokens, seconds, terms, bytes_, usable, fits, memory, state, settings, cost, rates
     )
-    return replace(planned, **_measured(Path(name))) if os.path.isdir(name) else planned
+    return replace(planned, **_measured_fields(Path(name))) if os.path.isdir(name) else planned
 
 
-def _measured(folder: Path) -> dict[str, Any]:
+def _measured_fields(folder: Path) -> dict[str, Any]:
     """Return the measured fields of a run's folder; {} before it has recorded a step. Raises InputError."""
     record = folder / "recorded.json"
     if not record.is_file():

@@ -94,7 +94,7 @@ def _(value: RankMap) -> dict[str, Any]:
 
 def rank_map(p: Placement, axis: str | None) -> RankMap:
     """Return the places of all ranks; `axis`: the one whose groups have colours. Raises InputError."""
-    return RankMap(p, _coloured(p, axis), tuple(_stages(p)))
+    return RankMap(p, _colour_axis(p, axis), tuple(_stages(p)))
 
 
 def _stages(p: Placement) -> Iterator[StageUnits]:
@@ -136,10 +136,12 @@ def rank_place(p: Placement, rank: int, axis: str | None) -> RankPlace:
             groups[name] = LinkedGroup(tuple(ranks), p.cluster.tiers[int(p.tiers(np.array([ranks]))[0])].name)
     gpu = p.gpu[rank]
     node = p.topology.hosts[int(p.topology.host[gpu])]
-    return RankPlace(rank, node, int(p.topology.index[gpu]), p.mesh.coordinates(rank), groups, p, _coloured(p, axis))
+    return RankPlace(
+        rank, node, int(p.topology.index[gpu]), p.mesh.coordinates(rank), groups, p, _colour_axis(p, axis)
+    )
 
 
-def _coloured(p: Placement, axis: str | None) -> str:
+def _colour_axis(p: Placement, axis: str | None) -> str:
     """Return the axis that has colours: one that the mesh has, by default the innermost. Raises InputError."""
     if axis is not None:
         groups_of(p, axis)

@@ -147,7 +147,7 @@ def prediction_of(question: Question, lengths: str | None = None) -> Prediction:
     """Price the strategy of a question. Raises InputError for what the stack's formulas do not model."""
     if lengths is not None:
         return _uneven(question, uneven_steps(question, lengths))
-    return _exact(question) if question.exact is not None else _estimated(question)
+    return _exact(question) if question.exact is not None else _estimate(question)
 
 
 def uneven_steps(q: Question, line: str, seed: int = 0) -> UnevenSteps:
@@ -163,7 +163,7 @@ def uneven_steps(q: Question, line: str, seed: int = 0) -> UnevenSteps:
 
 def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
     """Return the prediction with unequal lengths: the terms of the even step, scaled, and the rest as `lengths`."""
-    lengths, full = steps.lengths, _estimated(q)
+    lengths, full = steps.lengths, _estimate(q)
     ways = {(way, by_cost): steps.step(way, by_cost) for way, by_cost in steps.ways}
     asked = ways[lengths.way, lengths.balanced]
     scale = (asked.even_s - asked.other_s) / (steps.priced.seconds - steps.other_s)
@@ -187,7 +187,7 @@ def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
     )
 
 
-def _estimated(q: Question) -> Prediction:
+def _estimate(q: Question) -> Prediction:
     e, memory, premises = q.estimate, q.estimate.memory, q.premises
     host = premises.host_memory_bytes
     tokens, seconds = e.layout.step_tokens, float(e.seconds)

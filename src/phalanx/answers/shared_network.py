@@ -105,7 +105,9 @@ def on_shared_links(question: Question, on: str, neighbours: Sequence[str], seed
     groups = [sending_groups(s) for s in strategies]
     every = [[row[g] for g in of.layers + of.messages + of.gradients] for of, row in zip(groups, rows, strict=True)]
     tiers = shared_tiers(cluster, every)
-    prices = [_price(q, p, _crossed(cluster, tiers, r, p)) for q, p, r in zip(questions, parts, rows, strict=True)]
+    prices = [
+        _price(q, p, _crossed_tiers(cluster, tiers, r, p)) for q, p, r in zip(questions, parts, rows, strict=True)
+    ]
     jobs = [shared_step(price, of, row) for price, of, row in zip(prices, groups, rows, strict=True)]
     starts = np.random.default_rng(seed).random((_DRAWS, len(jobs)))
     together = SharedNetwork(cluster, jobs).run(starts, _STEPS)
@@ -189,7 +191,7 @@ def _holding(question: Question, gpus: int) -> ClusterSpec:
     return cluster
 
 
-def _crossed(cluster: ClusterSpec, tiers: Sequence[int], gpus: Ranks, part: ClusterSpec) -> tuple[int, ...]:
+def _crossed_tiers(cluster: ClusterSpec, tiers: Sequence[int], gpus: Ranks, part: ClusterSpec) -> tuple[int, ...]:
     """Return the tiers of a job's part of the cluster whose traffic crosses shared links: those outside the blocks
     below the innermost shared tier."""
     if not tiers:

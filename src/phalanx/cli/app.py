@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from phalanx.cli.forms import Entry, LazyGroup
-from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, WRONG_INPUT, announce, named, prepare_streams
+from phalanx.cli.terminal import DONE, FAILED, INTERRUPTED, WRONG_INPUT, announce, os_error_words, prepare_streams
 
 # Typer has its own copy of click or imports click's, by version; both have this class, which it does not export.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -44,7 +44,7 @@ class OneLineErrors(LazyGroup):
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
             code = DONE
         except OSError as error:  # the disk behind stdout is full
-            announce(f"error: {named(error)}")
+            announce(f"error: {os_error_words(error)}")
             code = FAILED
         except (typer.Abort, KeyboardInterrupt):
             announce("interrupted")
@@ -80,7 +80,7 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         return str(InputError(error.option_name, None, reason.partition("' ")[2] or reason, remedy))
     if command := re.match(r"no such command '([^']*)'", reason):
         known = context.command.list_commands(context) if context else ()
-        if moved := _moved(command[1], context):
+        if moved := _new_place(command[1], context):
             return str(InputError("command", command[1], "no such command", f"it is `{moved}`"))
         return str(InputError("command", command[1], "no such command", nearest(command[1], known)))
     if param is not None:
@@ -123,7 +123,7 @@ def _inside(option: str, value: str | None, options: Collection[str]) -> str:
     return f"write {home} {word}={stated}" if home else ""
 
 
-def _moved(word: str, context: Any) -> str:
+def _new_place(word: str, context: Any) -> str:
     """Return the whole command for a word that is in a group, such as `place` or `serve-plan`; "" for other words."""
     if context is None or context.parent is not None:
         return ""

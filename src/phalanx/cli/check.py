@@ -50,7 +50,7 @@ def check(output: Printed, file: Path = Path("phalanx.toml"), only: list[str] | 
     for name, words in checks.items():
         if only and name not in only:
             continue
-        code, reasons = _asked(words, file.resolve().parent)
+        code, reasons = _run_line(words, file.resolve().parent)
         results.append({"name": name, "ok": code == 0, "reasons": reasons if code else []})
         if not output.json:
             print("\n    ".join([f"{'FAILED' if code else 'ok'}  {name}", *(reasons if code else ())]))
@@ -105,7 +105,7 @@ def _words(name: str, table: Any, parse: Any) -> list[str]:
     return words
 
 
-def _asked(words: list[str], folder: Path) -> tuple[int, list[str]]:
+def _run_line(words: list[str], folder: Path) -> tuple[int, list[str]]:
     """Return (exit code of a command line in a folder, its lines of errors and failed assertions)."""
     from phalanx.cli.app import app
 

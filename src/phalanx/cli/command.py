@@ -58,7 +58,7 @@ def command_with_progress(function: Command) -> Command:
 def _derive(body: Command, reports_progress: bool) -> Command:
     signature = inspect.signature(body, eval_str=True).parameters
     about, _, last = (inspect.getdoc(body) or "").rpartition("\n\n")
-    records = {name: _derived(parameter.annotation) for name, parameter in signature.items()}
+    records = {name: _record_options(parameter.annotation) for name, parameter in signature.items()}
     own = _entries(last, [*signature, *(option for _, options in records.values() for option in options)])
     about = about if own else f"{about}\n\n{last}".strip()
     entries = {**_entries(SHARED), **_entries(body.__globals__.get("OPTIONS", "")), **own}
@@ -139,7 +139,7 @@ def _entries(paragraph: str, names: Sequence[str] = ()) -> dict[str, Callable[[s
     return entries
 
 
-def _derived(annotation: Any) -> tuple[type | None, dict[str, tuple[Any, Any]]]:
+def _record_options(annotation: Any) -> tuple[type | None, dict[str, tuple[Any, Any]]]:
     """Return (the record that a parameter's type is, option -> (type, default)); (None, {}) for other types."""
     of, *names = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     record = names.pop(0) if of is Stated else of

@@ -163,9 +163,9 @@ def improve(
     source, *more = sources
     query = replace(query, files=tuple(more))
     if tries is not None:
-        from phalanx.answers.configurations.tries import tried
+        from phalanx.answers.configurations.tries import try_changes
 
-        output.show(tried(replace(query, source=source), tries, rates, tokens))
+        output.show(try_changes(replace(query, source=source), tries, rates, tokens))
         return
     require_writable("--out", out)
     if (seen := observed.observation_of(Query(source))) is not None:

@@ -145,7 +145,7 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
     from phalanx.answers.machine.this_machine import require_this_machine
     from phalanx.answers.runs.sweep import sheet
     from phalanx.answers.runs.sweep import sweep as run
-    from phalanx.report.style import counted
+    from phalanx.report.style import count_words
     from phalanx.spec.errors import InputError
     from phalanx.spec.files import job_file
 
@@ -165,7 +165,7 @@ def sweep(job: Path, output: Saved, steps: int = 20, overrides: list[str] | None
         table = sheet(swept, steps)
         output.put(lambda: view(swept, table), lambda: plain(Tables(None, (table,))))
     if swept.interrupted:
-        announce(f"interrupted after {counted(len(swept.runs), 'run')}")
+        announce(f"interrupted after {count_words(len(swept.runs), 'run')}")
         raise typer.Exit(INTERRUPTED)
     if any(r.differs for r in swept.runs):
         raise typer.Exit(FAILED)

@@ -128,7 +128,7 @@ def collective_table(
     --rate: Bandwidth of a rank in one direction, in GB/s.
     """
     from phalanx.answers.schedules.collectives import collectives as compare
-    from phalanx.answers.schedules.collectives import measured, on_links
+    from phalanx.answers.schedules.collectives import measure_collective, on_links
     from phalanx.schedule.collectives.algorithm_file import ranks_of
     from phalanx.spec.errors import InputError
     from phalanx.spec.files.cluster_toml import cluster_from_toml
@@ -140,7 +140,7 @@ def collective_table(
     if cluster == "local" and files:
         raise InputError("files", files[0], "is measured by no command", "name a cluster, which prices it")
     if cluster == "local":
-        output.show(measured(op, size, ranks, announce))
+        output.show(measure_collective(op, size, ranks, announce))
         return
     if alpha is not None or rate is not None:
         if cluster is not None:

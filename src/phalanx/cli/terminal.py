@@ -35,7 +35,7 @@ _OF_INPUT = {
 """Numbers of system errors that are about a file's name, rather than about the machine's state."""
 
 
-def named(error: OSError) -> str:
+def os_error_words(error: OSError) -> str:
     """Write a system error as `file = name: reason`, without its number."""
     from phalanx.spec.errors import InputError
 
@@ -96,7 +96,7 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        announce(f"error: {named(error)}")
+        announce(f"error: {os_error_words(error)}")
         raise typer.Exit(WRONG_INPUT if error.errno in _OF_INPUT else FAILED) from None
     except OverflowError as error:
         announce(f"error: numbers: are too large to compute with ({error}); give some of a usual size")

@@ -8,7 +8,7 @@ from phalanx.reliability.answer import Goodput
 from phalanx.reliability.scored import GoodputScores, ScoredFigure
 from phalanx.report.expense import carbon, energy, number
 from phalanx.report.predict import heading
-from phalanx.report.style import counted, seconds, size
+from phalanx.report.style import count_words, seconds, size
 from phalanx.report.view import View
 
 _WORDS = {
@@ -83,7 +83,7 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
         f"{short_number(a.tokens_low)} to {short_number(a.tokens_high)}{_skew(a.tokens_low, a.tokens, a.tokens_high)}"
     )
     yield "tokens", short_number(a.tokens), f"{ends}; {short_number(a.tokens_per_day)} a day"
-    yield "GPU-hours", f"{a.gpu_hours:,.0f}", f"{counted(a.spares, 'spare node')} included"
+    yield "GPU-hours", f"{a.gpu_hours:,.0f}", f"{count_words(a.spares, 'spare node')} included"
     if a.expense.money is not None:
         yield "money", number(a.expense.money), f"at {a.rates.price:g} a GPU-hour"
     if a.expense.energy_kwh is not None:

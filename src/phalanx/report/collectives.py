@@ -17,7 +17,7 @@ from phalanx.planning.tables.collectives import AlgorithmComparison
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.gallery.collectives import algorithms_over_size, rounds
 from phalanx.report.gallery.round_words import cells, sent
-from phalanx.report.style import counted
+from phalanx.report.style import count_words
 from phalanx.report.view import View
 from phalanx.schedule.collectives.ir import Schedule
 from phalanx.schedule.collectives.proof import Counts, Run, run
@@ -59,7 +59,7 @@ _WIDE = 6
 
 def proof(a: CollectiveProof) -> View:
     """Show a proof in one line."""
-    sent = f"{counted(a.rounds, 'round')}, {counted(a.messages, 'message')}"
+    sent = f"{count_words(a.rounds, 'round')}, {count_words(a.messages, 'message')}"
     return View([f"proved: {a.op} by {a.algorithm}; {sent}, at most {a.sent_share:.4g} of the buffer sent by a rank"])
 
 

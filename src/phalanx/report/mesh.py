@@ -14,7 +14,7 @@ from phalanx.report.gallery import mesh as gallery
 from phalanx.report.gallery.mesh import coordinates_of, cube, cube_axes
 from phalanx.report.pictures.figure import Picture
 from phalanx.report.pictures.scene import FILLS
-from phalanx.report.style import counted
+from phalanx.report.style import count_words
 from phalanx.report.view import Part, View
 
 NODES_SHOWN = 16
@@ -32,11 +32,11 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
         return View([f"{g.links}: {' '.join(map(str, g.ranks))}" for g in a.groups], "mesh", pictures)
     if isinstance(a, RankPlace):
         coordinates = ", ".join(f"{name} {i}" for name, i in a.coordinates.items()) or "the only rank"
-        rows = [(name, len(g.ranks), g.links, listed(g.ranks)) for name, g in a.groups.items()]
+        rows = [(name, len(g.ranks), g.links, rank_list(g.ranks)) for name, g in a.groups.items()]
         names = columns("axis | ranks [count] | links | group")
         return View([Sheet(f"rank {a.rank}: {p.where(a.rank)}; {coordinates}", names, rows)], "mesh", pictures)
     heading = (
-        f"{p.strategy}: {counted(p.world, 'rank')} on {counted(len(list(p.ranks_by_host())), 'node')} of "
+        f"{p.strategy}: {count_words(p.world, 'rank')} on {count_words(len(list(p.ranks_by_host())), 'node')} of "
         f"{p.cluster.name}, axes {p.strategy.order} from the outermost to the innermost\n"
     )
     drawing: list[Part] = list(slices(p)) if cube else [partial(nodes, p, axis)]
@@ -75,7 +75,7 @@ def nodes(p: Placement, axis: str, width: int) -> Text:
 
 def axes(p: Placement) -> Sheet:
     """Tabulate the groups of every axis, and the links between their ranks."""
-    rows = [(row.axis, row.size, row.groups, _links(row), listed(row.first)) for row in axis_groups(p)]
+    rows = [(row.axis, row.size, row.groups, _links(row), rank_list(row.first)) for row in axis_groups(p)]
     names = columns("axis | ranks per group [count] | groups [count] | links | first group")
     return Sheet("", names, rows, charted=False)
 
@@ -89,10 +89,10 @@ def stages(rows: Sequence[StageUnits]) -> Sheet:
 def _links(row: AxisGroups) -> str:
     if len(row.tiers) == 1:
         return row.tier
-    return ", ".join(f"{name} ({counted(n, 'group')})" for name, n in row.tiers.items())
+    return ", ".join(f"{name} ({count_words(n, 'group')})" for name, n in row.tiers.items())
 
 
-def listed(ranks: Sequence[int]) -> str:
+def rank_list(ranks: Sequence[int]) -> str:
     """Write the ranks of a group; of more than twelve, the first six and the last."""
     if len(ranks) <= 12:
         return " ".join(map(str, ranks))

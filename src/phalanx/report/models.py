@@ -23,13 +23,13 @@ from phalanx.spec.model.spec import ModelSpec
 def view(a: PresetModels | ModelShape) -> View:
     """Show the models that ship, or the shape and the parameters of one."""
     if isinstance(a, PresetModels):
-        return View([presets(a.models), *_published(a.published)], "models")
+        return View([presets(a.models), *_published_models(a.published)], "models")
     rows = [(role, count, count / a.model.parameter_count) for role, count in a.roles.items()]
     by_role = Sheet("", columns("role | parameters [count] | share [share]"), rows)
     return View([shape(a.name, a.model), layers(a.model), *_efficiency(a), by_role])
 
 
-def _published(names: Sequence[str]) -> Iterator[str]:
+def _published_models(names: Sequence[str]) -> Iterator[str]:
     """Yield the further models that Phalanx knows by name, a line for each organisation."""
     yield f"{len(names)} more by their Hugging Face names, however tuned; the organisation may be left out:"
     for organisation, of_it in groupby(sorted(names, key=str.lower), key=lambda name: name.partition("/")[0]):

@@ -16,7 +16,7 @@ from phalanx.planning.explain.observed_lint import ProgramFinding, lint
 from phalanx.planning.tables.table import Column, Sheet, columns
 from phalanx.report.html.page import Section, page, section
 from phalanx.report.pictures.figure import Bar, Bars
-from phalanx.report.style import BYTES, FLOP, counted, largest_unit, seconds, size
+from phalanx.report.style import BYTES, FLOP, count_words, largest_unit, seconds, size
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation, unit_of
 
@@ -31,7 +31,7 @@ def finding(f: ProgramFinding) -> str:
     return f"{f.where or '(unknown line)'}: {f.name}: {f.problem}{lost}; {f.remedy}"
 
 
-def listed(names: Sequence[str]) -> str:
+def name_list(names: Sequence[str]) -> str:
     """Write the names of units: of more than two, the first and the last."""
     if len(names) <= 2:
         return ", ".join(n or "(root)" for n in names)
@@ -61,13 +61,17 @@ def memory_rows(r: RankObservation) -> list[MemoryRow]:
     rows = []
     large = [a for a in r.allocations if max(a.peak_bytes, a.backward_bytes) >= _SHARE * r.peak]
     for a in large[:_ALLOCATIONS]:
-        rows.append(MemoryRow(a.kind, _made_by(a), listed([u for u in a.units if u]), a.peak_bytes, a.backward_bytes))
+        rows.append(
+            MemoryRow(a.kind, _made_by(a), name_list([u for u in a.units if u]), a.peak_bytes, a.backward_bytes)
+        )
         peak[a.kind] -= a.peak_bytes
         backward[a.kind] -= a.backward_bytes
     in_part = {row.kind for row in rows}
     for kind in dict.fromkeys((*peak, *backward)):
         if peak[kind] or backward[kind]:
-            name, of = (f"rest of {kind}", "") if kind in in_part else (kind, listed([u for u in units[kind] if u]))
+            name, of = (
+                (f"rest of {kind}", "") if kind in in_part else (kind, name_list([u for u in units[kind] if u]))
+            )
             rows.append(MemoryRow(name, "", of, peak[kind], backward[kind]))
     return sorted(rows, key=lambda row: -max(row.peak_bytes, row.backward_bytes))
 
@@ -128,13 +132,14 @@ def _observed_collectives(r: RankObservation, most: int | None = _ROWS) -> Sheet
     rows = []
     for key, count in list(counts.items())[:most]:
         _, op, over, bytes_each, *where = key
-        rows.append((op, over, count, bytes_each, *where, listed(list(units[key]))))
+        rows.append((op, over, count, bytes_each, *where, name_list(list(units[key]))))
     names = columns("collective | over | count [count] | bytes each [count] | type | phase | where | units")
     notes = [_cut(len(counts)) if most else ""]
     if r.rebuilt_at:
+        sites = name_list([str(site) for site in r.rebuilt_at])
         notes.append(
-            f"DDP rebuilds its buckets at {listed([str(site) for site in r.rebuilt_at])} as its second step begins: "
-            "the broadcasts of int32 and their copies are of that step alone; --step 3 shows those that follow"
+            f"DDP rebuilds its buckets at {sites} as its second step begins: the "
+            "broadcasts of int32 and their copies are of that step alone; --step 3 shows those that follow"
         )
     return Sheet("collectives of a step", names, rows, "; ".join(filter(None, notes)))
 
@@ -214,7 +219,7 @@ def _flows(ranks: Sequence[ObservedStep]) -> Iterator[Sheet]:
 
 def findings(answer: ObservedFindings) -> View:
     """Show the findings in an observed program."""
-    count = counted(len(answer.findings), "finding") if answer.findings else "nothing found"
+    count = count_words(len(answer.findings), "finding") if answer.findings else "nothing found"
     return View((*map(finding, answer.findings), f"{answer.program}: {count}"))
 
 

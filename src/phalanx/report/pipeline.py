@@ -53,16 +53,16 @@ def _charts(a: PipelineDrawing) -> Iterator[Part]:
         all_priced = [s.priced for _, s in group]
         for label, s in group:
             title = f"{s.name}: {s.ranks} ranks, {s.micro_batches} micro-batches" + (f"; {label}" if label else "")
-            yield partial(_titled, title)
-            yield partial(_scaled, s.priced, all_priced)
+            yield partial(_title_line, title)
+            yield partial(_scale, s.priced, all_priced)
             yield f"{summary(s)}\n"
 
 
-def _titled(title: str, columns: int) -> Text:
+def _title_line(title: str, columns: int) -> Text:
     return Text(title, "bold")
 
 
-def _scaled(priced: PricedSchedule, group: Sequence[PricedSchedule], columns: int) -> Text:
+def _scale(priced: PricedSchedule, group: Sequence[PricedSchedule], columns: int) -> Text:
     return chart(priced, columns, columns_per_second(group, columns))
 
 

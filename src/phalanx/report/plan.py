@@ -184,9 +184,9 @@ def _next(out: str) -> str:
 
 
 def _tables(a: ModelPlan) -> Iterator[Sheet]:
-    yield _ranked((a.best, *a.alternatives[:4]), "the best", a)
+    yield _strategy_table((a.best, *a.alternatives[:4]), "the best", a)
     yield _families(a)
-    yield _ranked(a.front, "time against memory", a)
+    yield _strategy_table(a.front, "time against memory", a)
     if a.steps_alone:
         names = columns("strategy [strategy] | step [s] | more tokens [share]")
         ways = [(x.strategy, x.step_time_s, x.more_tokens) for x in a.steps_alone]
@@ -205,10 +205,10 @@ def _tables(a: ModelPlan) -> Iterator[Sheet]:
 
 
 def _families(a: ModelPlan) -> Sheet:
-    return _ranked(list(a.families.values()), "the best of each family", a)
+    return _strategy_table(list(a.families.values()), "the best of each family", a)
 
 
-def _ranked(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
+def _strategy_table(rows: Sequence[PlannedStrategy], title: str, a: ModelPlan) -> Sheet:
     """Tabulate strategies; the row of the best one is marked and has the figures of the plan."""
     names = columns(
         "family | strategy [strategy] | step [s] | MFU [share] | comm. [share] | bubble [share] | memory [bytes]"

@@ -16,7 +16,7 @@ from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.expense import in_days, in_words
 from phalanx.report.expense import number as amount
 from phalanx.report.predict import heading
-from phalanx.report.style import counted, seconds, size
+from phalanx.report.style import count_words, seconds, size
 from phalanx.report.view import View, report
 
 _SHOWN = 12
@@ -62,11 +62,11 @@ def _keys(c: Configuration) -> Sheet:
         "not modelled": [shown(key) for key in c.not_modelled],
         "not judged": unknown,
     }
-    rows = [(kind, len(names), _listed(names)) for kind, names in kinds.items()]
+    rows = [(kind, len(names), _enumeration(names)) for kind, names in kinds.items()]
     return Sheet("its keys", columns("keys | count [count] | which"), rows)
 
 
-def _listed(names: list[str]) -> str:
+def _enumeration(names: list[str]) -> str:
     more = f", and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
 
@@ -86,7 +86,7 @@ def findings(f: Findings) -> View:
     said = f.question and replace(f.question, refused="" if first else f.question.refused, overfull="")
     lines = [caveat.line for caveat in f.caveats] if said is None else [heading(said)]
     lines += [f"{x.name}: {x.problem}; {x.remedy}" for x in f.findings]
-    count = counted(len(f.findings), "finding") if f.findings else "nothing found"
+    count = count_words(len(f.findings), "finding") if f.findings else "nothing found"
     if f.strategy is not None:
         lines.append(f"{f.strategy}: {count}")
     elif not f.findings:
@@ -100,7 +100,7 @@ _LONG = 40
 _LEGEND = "alone: the file with this change only; together: with all changes above"
 
 
-def tried(x: TriedChanges) -> View:
+def tries_view(x: TriedChanges) -> View:
     """Show the configuration's price, and its price with each change."""
     now = x.now
     rows = []

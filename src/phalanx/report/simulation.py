@@ -46,7 +46,7 @@ def view(a: SimulatedStep) -> View:
         rows = [(s.rank, s.factor, _place(s.coordinates), s.lockstep_ranks) for s in a.slow]
         heads = columns("rank [count] | times as long [number] | place | ranks at its pace [count]")
         parts.append(Sheet("slow ranks", heads, rows, charted=False))
-    return View([*parts, *_losses(a), *_killed(a.killed)], "simulate")
+    return View([*parts, *_losses(a), *_killed_step(a.killed)], "simulate")
 
 
 def _neighbours(a: SimulatedStep, x: LinksInUse) -> Iterator[str | Sheet]:
@@ -65,7 +65,7 @@ def _neighbours(a: SimulatedStep, x: LinksInUse) -> Iterator[str | Sheet]:
         yield f"shared: {', '.join(x.tiers)}"
 
 
-def _killed(k: KilledStep | None) -> Iterator[str | Sheet]:
+def _killed_step(k: KilledStep | None) -> Iterator[str | Sheet]:
     if k is None:
         return
     rows = [(r.kind, *(f"{x:,.0f} s" for x in (r.detect_s, r.restart_s, r.again_s)), r.gpu_hours) for r in k.restarts]

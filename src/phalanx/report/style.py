@@ -53,7 +53,7 @@ def between_fields(strategy: object, width: int = 56) -> str:
     return "\n".join(lines)
 
 
-def counted(n: int, noun: str) -> str:
+def count_words(n: int, noun: str) -> str:
     """Write a number with its noun in the singular or the plural: 1 rank, 2,048 ranks, 3 batches."""
     return f"{n:,} {noun}" + ("" if n == 1 else "es" if noun.endswith("ch") else "s")
 
@@ -102,9 +102,9 @@ def pieces(table: Table, width: int, keys: int) -> Iterator[RenderableType]:
     if sum(most) + _GAP * len(most) <= room:
         yield table
         return
-    wanted = [_wanted(column) for column in table.columns]
+    wanted = [_natural_width(column) for column in table.columns]
     for columns in _groups(least, room, keys):
-        yield _narrowed(table, columns, [least[i] for i in columns], [wanted[i] for i in columns], room)
+        yield _narrow(table, columns, [least[i] for i in columns], [wanted[i] for i in columns], room)
 
 
 def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
@@ -123,10 +123,10 @@ def _groups(least: tuple[int, ...], room: int, keys: int) -> list[list[int]]:
     return groups
 
 
-def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int], room: int) -> Table:
+def _narrow(table: Table, columns: list[int], least: list[int], most: list[int], room: int) -> Table:
     """Return some columns of a table, with the room shared among the columns that have long lines."""
     grid = Table(header_style="bold", box=table.box, pad_edge=False)
-    for i, size in zip(columns, _shared(least, most, room - _GAP * len(columns)), strict=True):
+    for i, size in zip(columns, _share_room(least, most, room - _GAP * len(columns)), strict=True):
         column = table.columns[i]
         grid.add_column(str(column.header), justify=column.justify, width=size, style=column.style, no_wrap=False)
     cells = [list(table.columns[i].cells) for i in columns]
@@ -136,7 +136,7 @@ def _narrowed(table: Table, columns: list[int], least: list[int], most: list[int
     return grid
 
 
-def _shared(least: list[int], most: list[int], room: int) -> list[int]:
+def _share_room(least: list[int], most: list[int], room: int) -> list[int]:
     """Return the widths of columns: the room beyond their least widths is divided evenly, and columns that need
     little get all of it, so that a long sentence is broken before a short name."""
     sizes, free = list(least), max(0, room - sum(least))
@@ -159,7 +159,7 @@ def _widths(column: Column) -> tuple[int, int]:
     return max(map(len, words), default=1), max(map(len, lines), default=1)
 
 
-def _wanted(column: Column) -> int:
+def _natural_width(column: Column) -> int:
     """Return the width at which no cell of a column is broken; its heading may be."""
     lines = [line for cell in column.cells for line in str(cell).splitlines()]
     return max(map(len, [*lines, *str(column.header).split()]), default=1)

@@ -5,7 +5,7 @@ from typing import Any
 
 from phalanx.answers.validate import ChoiceScores, CollectiveScores, KernelScores, PredictionScores
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.style import counted
+from phalanx.report.style import count_words
 from phalanx.report.view import View
 from phalanx.validate.prediction_error import PredictionError
 
@@ -111,7 +111,7 @@ def reasons(scores: Mapping[str, Any]) -> Sheet:
     families = scores["skipped"]["reasons"].items()
     rows = [(family, count, why) for family, counts in families for why, count in counts.items()]
     names = columns("family | rows [count] | reason")
-    return Sheet(f"{counted(scores['skipped']['n'], 'row')} left out", names, rows, charted=False)
+    return Sheet(f"{count_words(scores['skipped']['n'], 'row')} left out", names, rows, charted=False)
 
 
 _SAYS = {
@@ -134,7 +134,7 @@ def kernels(a: KernelScores) -> View:
         parts.append(_kernel_table("kernels: absolute error", "kind", kinds))
     if a.scores["by_gpu"]:
         parts.append(_kernel_table("by chip, without all-reduces", "chip", chips))
-    return View([*parts, *_refused(a.scores), kernel_notes(a.scores)], "validate")
+    return View([*parts, *_skipped_rows(a.scores), kernel_notes(a.scores)], "validate")
 
 
 def collectives(a: CollectiveScores) -> View:
@@ -147,10 +147,10 @@ def collectives(a: CollectiveScores) -> View:
     ]
     names = columns("chip | operation | measured [count] | median [share] | 90 % [share] | bias [change]")
     table = Sheet("collectives: absolute error", names, rows, charted=False, keys=2)
-    return View([table if rows else "none of these rows can be predicted", *_refused(a.scores)], "validate")
+    return View([table if rows else "none of these rows can be predicted", *_skipped_rows(a.scores)], "validate")
 
 
-def _refused(scores: Mapping[str, Any]) -> list[str | Sheet]:
+def _skipped_rows(scores: Mapping[str, Any]) -> list[str | Sheet]:
     """Tabulate the rows that are left out, by reason."""
     rows = sorted(scores["refused"].items(), key=lambda reason: -reason[1])
     return [Sheet("left out", columns("reason | rows [count]"), rows, charted=False)] if rows else []

@@ -115,7 +115,7 @@ _VIEWS = {
         "phalanx.report.read:export": "Export",
         "phalanx.report.read:findings": "Findings",
         "phalanx.report.read:improvement": "Improvement",
-        "phalanx.report.read:tried": "TriedChanges",
+        "phalanx.report.read:tries_view": "TriedChanges",
         "phalanx.report.measured.runs:expert_balance": "ExpertBalance",
         "phalanx.report.measured.runs:outcome": "Outcome",
         "phalanx.report.measured.runs:continuations": "Continuations",

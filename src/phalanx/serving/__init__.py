@@ -1,1 +1,1 @@
-"""Serving of trained models: cost, queues, the search for a deployment, and the launch lines of its engine."""
+"""Serving of trained models: cost, simulated queues, the search for a deployment, and its engine's launch lines."""

@@ -1,4 +1,4 @@
-"""The answer of `phalanx serve plan`: a ServingPlan, what it costs, and launch files."""
+"""The answer of `phalanx serve plan`: a ServingPlan with its performance and cost, and its launch files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,12 +8,12 @@ from typing import Any
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of_hours, with_interval
 from phalanx.planning.expense.rates import ExpenseRates
-from phalanx.serving.cost.checkpoint import taken_of_checkpoint
+from phalanx.serving.cost.checkpoint import checkpoint_assumption
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
-from phalanx.serving.launch.arguments import published, refused
+from phalanx.serving.launch.arguments import option_error, published
 from phalanx.serving.launch.parts import Launch
 from phalanx.serving.likely import LikelyRange, likely
 from phalanx.serving.lines.reading import STOPS, LinesRead, read
@@ -22,7 +22,7 @@ from phalanx.serving.question import NamedQuestion, ask
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.answering import ServingAnswer, answer
 from phalanx.serving.search.copies import Copy
-from phalanx.serving.search.misses import lost as lost_words
+from phalanx.serving.search.misses import loss_words
 from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import Search
@@ -33,7 +33,7 @@ _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch
 
 @dataclass(frozen=True)
 class PlannedDeployment:
-    """A deployment with its predicted performance, as an answer lists it."""
+    """A deployment in an answer, with its predicted performance."""
 
     title: str
     gpus: int
@@ -42,7 +42,7 @@ class PlannedDeployment:
     workers: tuple[Workers, ...]
     load: ServedLoad
     prediction: Mapping[str, Any]
-    """As in serving.json: quantiles in seconds, rates per second."""
+    """The prediction in serving.json: quantiles in seconds, rates per second."""
 
 
 @dataclass(frozen=True)
@@ -51,64 +51,68 @@ class RejectedNeighbour:
 
     change: str
     candidate: PlannedDeployment | None
-    """At its best within the limits; None if there is none."""
+    """The best one within the limits; None: there is none."""
     reason: str
 
 
 @dataclass(frozen=True)
 class ServingPlanAnswer(Answer):
-    """The best deployment of a model on a cluster, and what it was compared with."""
+    """The best deployment of a model on a cluster, and its alternatives."""
 
     model: str
     cluster: str
     engine: str
     objective: str
     gpus: int
-    """Of the best deployment; the figures that follow are its, times at the percentile of the limits."""
+    """GPUs of the best deployment, as all figures up to requests_per_s; times are at the percentile of the limits."""
     ttft_s: float
+    """Seconds to the first token."""
     tpot_s: float
+    """Seconds per output token after the first."""
     latency_s: float
-    """Of a whole request."""
+    """Seconds of a whole request."""
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     requests_per_s: float
     likely: tuple[LikelyRange, ...]
-    """Where these figures lie, as measured ones of published runs lay from predicted ones."""
+    """Likely ranges of these figures, by the errors of predictions of published runs."""
     likely_basis: str
-    """What that is made of, or why it is missing."""
+    """The runs behind the ranges, or why there are no ranges."""
     expense: Expense
-    """Of a million generated tokens."""
+    """Cost of a million generated tokens."""
     rates: ExpenseRates
-    """Of its money, energy and carbon, with their sources."""
+    """Rates of money, energy and carbon, with their sources."""
     limits: LatencyLimits
     kv_bytes_per_token: float
-    """Of the whole model."""
+    """Bytes of KV cache of the whole model."""
     state_bytes_per_request: float
-    """Of the whole model's recurrences."""
+    """Bytes of the states of the whole model's recurrences."""
     requests_that_fit: int
-    """Whose caches fit at once."""
+    """Requests of the load whose caches fit at once."""
     memory: str
-    """What weights and cache have of a GPU."""
+    """The memory of a GPU for weights and cache, in words."""
     best: PlannedDeployment
     alternatives: tuple[PlannedDeployment, ...]
-    """The best of each other family within the limits."""
+    """The best deployments of the other families, within the limits."""
     front: tuple[PlannedDeployment, ...]
-    """Not beaten in both tokens/s per user and per GPU, whatever the limits."""
+    """The Pareto front of tokens/s per user and per GPU, whatever the limits."""
     neighbours: tuple[RejectedNeighbour, ...]
     cannot_serve: Mapping[str, str]
-    """Layouts that cannot serve, with the reason."""
+    """Layout -> why it cannot serve."""
     evaluated: int
+    """Candidates with steady-state prices."""
     simulated: int
+    """Candidates whose queue was simulated."""
     plan: ServingPlan = field(repr=False, metadata=DRAWN)
-    """What `phalanx serve launch` reads."""
+    """The plan that serving.json holds."""
     search: ServingAnswer = field(repr=False, compare=False, metadata=DRAWN)
     caveats: tuple[str, ...] = ()
-    """What of the lines that were read is assumed, missing, not modelled or not judged, and matters."""
+    """Assumptions and gaps that matter, about the command lines that were read."""
     notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
 
     @property
     def passed(self) -> bool:
-        """Whether the server of the lines that were read starts."""
+        """Whether the server of the command lines starts."""
         return not any(caveat.startswith(STOPS) for caveat in self.caveats)
 
 
@@ -119,8 +123,8 @@ def serve_plan(
 
         phalanx.serve_plan(model="llama3-70b", cluster="dgx-h100", gpus=8, input=4000, output=500, ttft="1s")
 
-    `fields`: the fields of a ServingRequest, in place of one. `source`: files with the lines of a server and of a
-    benchmark, which say what `fields` do not. Raises InputError."""
+    `fields`: the fields of a ServingRequest, in place of `request`. `source`: files with the command lines of a
+    server and of a benchmark, for what `fields` leave out. Raises InputError."""
     lines = read([Path(each) for each in source], fields) if source else LinesRead(fields, (), ())
     if source and not lines.loaded:
         raise InputError("input, output", None, "missing: the file starts no benchmark", "e.g. 1024 and 128")
@@ -131,7 +135,7 @@ def serve_plan(
     per_token, state, fits = cache_of(searched)
     workers = searched.best.groups[-1]
     ranges, basis = likely(q, searched.best)
-    taken = taken_of_checkpoint(q.model, query.model_name, searched.best.weights)
+    taken = checkpoint_assumption(q.model, query.model_name, searched.best.weights)
     room = workers.cache_tokens // workers.layout.attention_dp
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
@@ -173,7 +177,7 @@ def serve_plan(
 
 
 def _figures(best: ServingCandidate, q: ServingQuestion) -> dict[str, Any]:
-    """Return what the best deployment reaches."""
+    """Return the figures of the best deployment, as fields of the answer."""
     assert best.outcome is not None
     return {
         "gpus": best.gpus,
@@ -187,7 +191,7 @@ def _figures(best: ServingCandidate, q: ServingQuestion) -> dict[str, Any]:
 
 
 def as_request(fields: Mapping[str, Any]) -> ServingRequest:
-    """Return fields as a request. Raises InputError for one that nothing says."""
+    """Return fields as a request. Raises InputError for a missing model, cluster or number of GPUs."""
     for name in ("model", "cluster", "gpus"):
         if fields.get(name) is None:
             raise InputError(name, None, "missing")
@@ -195,15 +199,15 @@ def as_request(fields: Mapping[str, Any]) -> ServingRequest:
 
 
 def expense(q: ServingQuestion, c: ServingCandidate, ranges: Sequence[LikelyRange] = ()) -> Expense:
-    """Return what a million generated tokens cost, within the range of tokens/s where that is known."""
+    """Return the cost of a million generated tokens, with its range where `ranges` have one of tokens/s."""
     cost = expense_of_hours(c.expense(q), f"{A_MILLION} generated", 1e6 / c.tokens_per_s / 3600)
     rate = next((r for r in ranges if r.figure == "tokens_per_s"), None)
     return cost if rate is None else with_interval(cost, c.tokens_per_s / rate.high, c.tokens_per_s / rate.low)
 
 
 def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
-    """Return (bytes of KV cache per token of the whole model, bytes of states per request, requests of the load whose
-    caches fit at once)."""
+    """Return (bytes of the whole model's KV cache per token, bytes of its states per request, requests of the load
+    whose caches fit at once in the best deployment)."""
     q, best = answered.question, answered.best
     group = best.groups[-1]
     price = ServingPrice(q.model, q.cluster, q.engine.name, best.weights, q.cache)
@@ -214,7 +218,7 @@ def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:
 
 
 def memory_words(copy: Copy) -> str:
-    """Say what weights and cache have of a GPU, and whether that is the engine's default, and of which release."""
+    """Describe the memory of a GPU for weights and cache, and the engine's release if the share is its default."""
     room, q = copy.pricing.room(copy.layout), copy.question
     if q.memory_share is not None:
         return room
@@ -228,12 +232,12 @@ def _limits(q: ServingQuestion) -> LatencyLimits:
         q.tpot_s,
         q.percentile,  # type: ignore[arg-type]
         q.deadline_s,
-        lost_words(q) if q.lost[0] else "",
+        loss_words(q) if q.lost[0] else "",
     )
 
 
 def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
-    """Return a candidate as the plan that serving.json holds."""
+    """Return the plan of a candidate."""
     q = query.question
     assert c.outcome is not None
     price = ServingPrice(q.model, q.cluster, q.engine.name, c.weights, q.cache, large_ep=q.large_ep)
@@ -282,26 +286,27 @@ def as_plan(query: NamedQuestion, c: ServingCandidate) -> ServingPlan:
 
 
 def launch(plan: ServingPlan) -> Launch:
-    """Return what starts a plan, checked against the arguments that the engine publishes. Raises InputError."""
+    """Return the commands and files that start a plan, checked against the engine's published arguments. Raises
+    InputError."""
     line = _LAUNCH[plan.engine](plan)
     for command in line.commands:
-        if command.checked_by and (problem := refused(command.checked_by, command.options)):
+        if command.checked_by and (problem := option_error(command.checked_by, command.options)):
             raise InputError("launch", command.title, problem)
     return line
 
 
 def manifest(plan: ServingPlan, starter: str = "dynamo") -> str:
-    """Return a plan's manifest for Dynamo, Kubernetes alone, KServe or llm-d, checked against the arguments that its
-    workers publish. Raises InputError."""
+    """Return a plan's manifest for Dynamo, Kubernetes alone, KServe or llm-d, checked against the published arguments
+    of its workers. Raises InputError."""
     from phalanx.serving.launch import charts, kubernetes
     from phalanx.serving.launch.parts import places
 
-    written = {"kubernetes": kubernetes.manifest, "kserve": charts.kserve, "llm-d": charts.llm_d}
-    if starter in written:
-        return written[starter](plan, launch(plan))
+    writers = {"kubernetes": kubernetes.manifest, "kserve": charts.kserve, "llm-d": charts.llm_d}
+    if starter in writers:
+        return writers[starter](plan, launch(plan))
     for place in places(plan):
         options = dynamo.worker_options(plan, place)
         owners = (f"dynamo.{plan.engine}", plan.engine) if plan.engine != "trtllm" else ("dynamo.trtllm",)
-        if problem := refused(owners, options):
+        if problem := option_error(owners, options):
             raise InputError("launch", place.name, problem)
     return dynamo.manifest(plan)

@@ -1,4 +1,4 @@
-"""`phalanx serve`: how to serve a model on a cluster, what starts it, tables of decoding, and proofs."""
+"""`phalanx serve`: plans for serving a model, their launch files, tables of decoding, and proofs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def plan(
 def _show(answer: ServingPlanAnswer, costs: bool) -> None:
     from phalanx.report.expense import in_words, origins
     from phalanx.report.style import terminal_table
-    from phalanx.serving.report import against, cache, likely, lines, ranked, seen
+    from phalanx.serving.report import cache, candidate_table, latency_table, likely, lines, neighbour_table
 
     search, out = answer.search, console()
     for caveat in answer.caveats:
@@ -103,11 +103,11 @@ def _show(answer: ServingPlanAnswer, costs: bool) -> None:
         out.print(line, highlight=False, soft_wrap=True)
     if not answer.passed:
         return
-    out.print(seen(best))
+    out.print(latency_table(best))
     limited = " within the limits" if q.limits else ""
-    out.print(ranked(search.finalists[:8], q, f"the best of each layout{limited}", best))
-    out.print(ranked(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
-    out.print(against(answer.neighbours))
+    out.print(candidate_table(search.finalists[:8], q, f"the best of each layout{limited}", best))
+    out.print(candidate_table(search.front, q, "speed for a user against tokens of a GPU, whatever the limits", best))
+    out.print(neighbour_table(answer.neighbours))
     if costs:
         out.print(terminal_table(origins(answer.rates)))
 
@@ -140,14 +140,14 @@ def require_starter(option: str, name: str) -> None:
 
 
 def as_json_of(plan: ServingPlan, what: str) -> dict[str, Any]:
-    """Return what starts a plan. Raises InputError for what its engine cannot do."""
+    """Return the launch or the manifest of a plan, for JSON. Raises InputError for what its engine cannot do."""
     from phalanx.serving.answer import launch, manifest
 
     return {"manifest": manifest(plan, what)} if what != "engine" else asdict(launch(plan))
 
 
 def show(plan: ServingPlan, what: str) -> None:
-    """Print what starts a plan. Raises InputError for what its engine cannot do."""
+    """Print the launch or the manifest of a plan. Raises InputError for what its engine cannot do."""
     from phalanx.serving.answer import launch, manifest
 
     if what != "engine":
@@ -165,8 +165,8 @@ def show(plan: ServingPlan, what: str) -> None:
 def _tables(
     subject: str, about: str, sheets: Callable[[ServingPrice, int, list[int]], list[Sheet]]
 ) -> Callable[..., None]:
-    """Return a command that tabulates decoding. `sheets`: of its price, the length of its context, and the degrees of
-    parallelism to tabulate."""
+    """Return a command that tabulates decoding. `sheets`: (price, tokens of context, degrees of parallelism) ->
+    tables."""
 
     def tabulate(
         model: str,
@@ -195,7 +195,7 @@ def _tabulate(
     seq: int | None,
 ) -> None:
     from phalanx.answers.tables import Tables
-    from phalanx.serving.cost.checkpoint import taken_of_checkpoint
+    from phalanx.serving.cost.checkpoint import checkpoint_assumption
     from phalanx.spec.errors import InputError
 
     if seq is not None and seq < 1:
@@ -205,7 +205,7 @@ def _tabulate(
         raise InputError("seq", seq, f"is longer than the model's context, {m.max_seq:,}")
     degrees = [t for t in (1, 2, 4, 8, 16) if t <= gpus and m.heads % t == 0]
     tables = sheets(price, seq or min(m.max_seq, 4096), degrees)
-    if taken := taken_of_checkpoint(m, name, price.weights):
+    if taken := checkpoint_assumption(m, name, price.weights):
         announce(taken)
     output.show(Tables(None, tuple(tables)), subject=subject)
 
@@ -294,10 +294,10 @@ def validate(runs: Path | None = None, json: bool = False) -> None:
     --runs FILE.csv: Your own measured runs, in the columns of the published ones that ship with Phalanx.
     """
     from phalanx.serving.validation import bursts
-    from phalanx.serving.validation.predictions import loaded
+    from phalanx.serving.validation.predictions import load_runs
     from phalanx.serving.validation.scores import compare, scores
 
-    summary = scores(*compare(loaded(runs)))
+    summary = scores(*compare(load_runs(runs)))
     if runs is None:
         summary["bursts"] = bursts.scores(*bursts.published())
     if json:

@@ -1,9 +1,9 @@
-"""How far measured figures of serving lay from predicted ones, by engine and kind of load: what an answer says of its
-own figures.
+"""Likely ranges of the predicted figures of serving, by the errors of predictions of published runs.
 
-Quantiles of measured / predicted of published runs, as `python -m calibration.serving --likely` writes them: of
-benchmarks (validation/bursts.py) by whether all requests come at once, a number is under way, or they come at a rate
-that is kept up with or is not; of closed loops without end (validation/predictions.py) by mode.
+The ranges are quantiles of measured / predicted, by engine and kind of load, written by
+`python -m calibration.serving --likely`: of benchmarks (validation/bursts.py), by whether all requests come at once,
+the concurrent ones are limited, or they come at a rate that the engine keeps up with or not; of closed loops
+(validation/predictions.py), by mode.
 """
 
 import json
@@ -20,25 +20,25 @@ FILE = Path(__file__).with_name("likely.json")
 AT_ONCE, LIMITED = "all at once", "a number at once"
 KEPT_UP, OUTRUN = "at a rate", "faster than answered"
 _KEPT_UP = 0.95
-"""Share of the requests that come which are answered where a queue does not grow."""
+"""Share of arriving requests above which a deployment answers them without a growing queue."""
 
 
 @dataclass(frozen=True)
 class LikelyRange:
-    """Where a measured figure lies with the probability of `SHARE`, as published runs of its kind do."""
+    """The range in which a measured figure lies with the probability `SHARE`, as in published runs of its kind."""
 
     figure: str
-    """makespan_s, ttft_s, tpot_s or tokens_per_s; in a benchmark TTFT and TPOT are medians, else means."""
+    """makespan_s, ttft_s, tpot_s or tokens_per_s; TTFT and TPOT are medians, but means in endless closed loops."""
     low: float
     high: float
     runs: int
     families: int
-    """Models, GPUs and sources of the runs."""
+    """Number of families of runs, by model, GPU and source."""
 
 
 def figures(o: ServingOutcome, medians: bool = True) -> dict[str, float]:
-    """Return the predicted figures that published runs have: medians, and of a benchmark its makespan; or means, as
-    closed loops without end have them."""
+    """Return the predicted figures that published runs have: `medians`, with the makespan of a benchmark; or means,
+    as in closed loops."""
     if not medians:
         return {"ttft_s": o.ttft.mean, "tpot_s": o.tpot.mean}
     whole = {} if o.makespan_s is None else {"makespan_s": o.makespan_s}
@@ -51,18 +51,18 @@ def has_medians(q: ServingQuestion) -> bool:
 
 
 def _unlike(q: ServingQuestion) -> str:
-    """Return what of a question no published run has; empty if nothing is."""
+    """Return the part of a question's load that no published run has; empty: none."""
     parts = {
         "a trace": q.trace is not None,
         "drafted tokens": q.draft_tokens > 0,
         "adapters": q.adapters > 0,
         "prompts in its cache": q.reuse > 0,
     }
-    return next((what for what, holds in parts.items() if holds), "")
+    return next((part for part, present in parts.items() if present), "")
 
 
 def kind_of(q: ServingQuestion, c: ServingCandidate) -> str | None:
-    """Return the engine and the kind of a load; None where no published run has such a load."""
+    """Return the engine and kind of load, the key of a table of ranges; None: no published run is of this kind."""
     o = c.outcome
     if _unlike(q) or o is None:
         return None
@@ -82,7 +82,7 @@ def _table() -> Mapping[str, Mapping[str, Mapping[str, float]]]:
 
 
 def likely(q: ServingQuestion, c: ServingCandidate) -> tuple[tuple[LikelyRange, ...], str]:
-    """Return the ranges of a candidate's figures, and what they are made of, or why there are none."""
+    """Return the ranges of a candidate's figures, and the runs behind them, or why there are no ranges."""
     kind = kind_of(q, c)
     if kind is None or c.outcome is None:
         return (), f"missing: no published run has {_unlike(q)}"
@@ -104,7 +104,7 @@ _WORDS = {"makespan_s": "makespan", "ttft_s": "TTFT", "tpot_s": "TPOT"}
 
 
 def words(ranges: tuple[LikelyRange, ...], basis: str, medians: bool, time: Callable[[float], str]) -> str:
-    """Describe ranges in a sentence; `time` writes seconds."""
+    """Return a sentence on the ranges; `time` formats seconds."""
     if not ranges:
         return f"how far off these figures may be is {basis}"
     parts = []

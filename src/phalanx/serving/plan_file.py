@@ -1,4 +1,4 @@
-"""serving.json: the deployment that `phalanx serve plan` found, from which launch files are made."""
+"""serving.json: the deployment of `phalanx serve plan`, from which launch files are made."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -30,19 +30,20 @@ class Workers:
     pp: Ranks
     """Pipeline parallelism."""
     attention_dp: Ranks
-    """Groups of tp ranks that each compute attention for their own requests, and share the layers after it."""
+    """Groups of tp ranks, each of which computes attention for its own requests; MLPs and experts are split over
+    all."""
     moe_tp: Ranks
     """Tensor parallelism inside an expert; of a dense model's MLP, tp x attention_dp."""
     moe_ep: Ranks
     """Expert parallelism; moe_tp x moe_ep = tp x attention_dp."""
     slots: Count
-    """The most requests at once in a worker."""
+    """The most concurrent requests of a worker."""
     step_tokens: Count
-    """The most tokens of an attention group in a step: a chunk of prompts, and one for each sequence that decodes."""
+    """The most tokens of an attention group in a step: a chunk of prompts, and one for each decoding sequence."""
     cache_tokens: Count
     """Tokens that a worker's KV cache holds."""
     large_ep: bool = False
-    """Whether experts run with DeepEP's kernels and DeepGEMM, placed by their load."""
+    """Whether experts run with the kernels of DeepEP and DeepGEMM, placed by load."""
 
     def __post_init__(self) -> None:
         require_ranges(self, f"workers.{self.role}")
@@ -61,17 +62,17 @@ class ServedLoad:
     """The load on the deployment."""
 
     input: Count
-    """Tokens of a prompt, in the mean."""
+    """Mean tokens of a prompt."""
     output: Count
-    """Tokens generated, in the mean."""
+    """Mean generated tokens of a request."""
     concurrency: Natural
-    """Closed loop: requests under way in the whole deployment; 0 for other loads."""
+    """Concurrent requests of a closed loop, in the whole deployment; 0: another load."""
     rate: Annotated[float, Range(0, 1e9)]
-    """Poisson: requests per second; 0 for other loads."""
+    """Requests per second of random arrivals; 0: another load."""
     trace: Name
-    """The file that requests came from; empty for other loads."""
+    """File of a trace of requests; empty: another load."""
     reuse: Share
-    """Share of each prompt that the cache holds already."""
+    """Cached share of each prompt."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "load")
@@ -79,15 +80,15 @@ class ServedLoad:
 
 @dataclass(frozen=True)
 class LatencyLimits:
-    """The service level: seconds that `percentile` percent of the requests stay under; None: no limit."""
+    """The service level: limits, in seconds, for `percentile` percent of the requests; None: no limit."""
 
     ttft_s: Seconds | None
     tpot_s: Seconds | None
     percentile: Literal[50, 90, 99]
     deadline_s: Seconds | None = None
-    """Of a whole request."""
+    """Limit of a whole request."""
     survive: Name = ""
-    """Nodes, GPUs or copies that may be lost; empty: none."""
+    """The nodes, GPUs or copies whose loss it survives; empty: none."""
 
     def __post_init__(self) -> None:
         require_ranges(self, "limits")
@@ -98,7 +99,7 @@ class ServingPlan:
     """A deployment of a model with its predicted performance."""
 
     model_name: Name
-    """The model as the user named it: a preset, or a config.json."""
+    """The model's name in the question: a preset or a config.json."""
     model: ModelSpec
     cluster: Name
     """The cluster's name."""
@@ -117,7 +118,7 @@ class ServingPlan:
     draft_tokens: Natural
     """Tokens drafted per step by speculative decoding; 0: none."""
     adapters: Natural
-    """LoRA adapters that a batch may use; 0: none."""
+    """The most LoRA adapters of a batch; 0: none."""
     workers: tuple[Workers, ...]
     load: ServedLoad
     limits: LatencyLimits
@@ -140,7 +141,7 @@ def write(plan: ServingPlan, path: Path) -> None:
 
 
 def read(path: Path) -> ServingPlan:
-    """Read a serving.json. Raises InputError for other files, other versions, and anything that is not as written."""
+    """Read a serving.json. Raises InputError for another kind of file, another version, or invalid content."""
     content = read_json(path, "serving plan")
     if not isinstance(content, dict) or content.get("kind") != "serving":
         raise InputError("serving plan", str(path), "is not a serving.json", "phalanx serve plan writes one")

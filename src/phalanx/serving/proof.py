@@ -1,5 +1,5 @@
-"""The proof behind `phalanx serve verify`: prefill and decode of a served model on fake tensors; its steps, what each
-sends, and what is held, stage by stage."""
+"""The proof behind `phalanx serve verify`: prefill and decode of a served model on fake tensors; the steps,
+collectives and memory of each stage."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,13 +19,13 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import SHORT_NAMES
 from phalanx.spec.strategy.spec import Strategy, parse
 
-_CHUNK, _PAGE = 512, 16  # as of `phalanx generate`
+_CHUNK, _PAGE = 512, 16  # the defaults of `phalanx generate`
 _MOST_SLOTS = 4096
 
 
 @dataclass(frozen=True)
 class ServingProof:
-    """A question about generation, and the result for each pipeline stage."""
+    """The result of a verification of generation, for each pipeline stage."""
 
     model: ModelSpec
     strategy: Strategy
@@ -36,14 +36,15 @@ class ServingProof:
 
     @property
     def proved(self) -> bool:
-        """Whether every step of every stage equals its program."""
+        """Whether the recorded steps of every stage equal the predicted ones."""
         return all(stage.proved for stage in self.stages)
 
 
 def prove(
     model: str, line: str | None, slots: int, context: int | None, precision: str | None, announce: Announce
 ) -> ServingProof:
-    """Verify steps of `slots` requests a replica with `context` tokens each. Raises InputError."""
+    """Verify prefill and decode of `slots` requests a replica, with `context` tokens each. `line`: a strategy; None:
+    one rank. Raises InputError."""
     spec, notes = model_named(model)
     for note in notes:
         announce(f"note: {note}")
@@ -73,7 +74,7 @@ def prove(
 
 
 def as_json(p: ServingProof) -> dict[str, Any]:
-    """Return the result as `--json` prints it."""
+    """Return the result for `--json`."""
     return {
         **{"proved": p.proved, "strategy": str(p.strategy), "world": p.strategy.world, "precision": p.dtype},
         **{"parameters": p.model.parameter_count, "requests": p.slots, "context": p.context},
@@ -109,7 +110,7 @@ _COUNTS = ("requests", "tokens", "passes", "collectives", "FLOP")
 
 
 def view(p: ServingProof) -> View:
-    """Show the result, stage by stage."""
+    """Return the view of the result, stage by stage."""
     s = p.strategy
     head = (
         f"{p.model.family} decoder, {p.model.parameter_count:,} parameters in {p.dtype}; {s}: {s.world} ranks, "
@@ -130,8 +131,8 @@ def _stage(stage: ProvedStage, world: int) -> Iterator[str | Sheet]:
     if any(totals.values()):
         names = (Column("collectives, predicted"), *(Column(f"{name}, bytes") for name in totals))
         rows = []
-        for op, axis in dict.fromkeys(key for of_step in totals.values() for key in of_step):
-            cells = (of_step.get((op, axis)) for of_step in totals.values())
+        for op, axis in dict.fromkeys(key for total in totals.values() for key in total):
+            cells = (total.get((op, axis)) for total in totals.values())
             rows.append((f"{op} over {axis}", *(f"{c[0]:,}: {c[1]:,}" if c else "" for c in cells)))
         yield Sheet("", names, rows)
     step = stage.steps[0]

@@ -1,4 +1,4 @@
-"""The question that `phalanx serve plan` answers, read from names and numbers as a user spells them."""
+"""The question of `phalanx serve plan`, read from a user's names and numbers."""
 
 import math
 import re
@@ -10,16 +10,16 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.planning import lookup as questions
 from phalanx.planning.expense.rates import rates_on, read_rates, require_counted
 from phalanx.serving.cost.adapters import HOST_BYTES_PER_S, adapter_bytes
-from phalanx.serving.cost.checkpoint import BLOCKWISE, as_published, of_checkpoint, published_weights, scale_block
+from phalanx.serving.cost.checkpoint import BLOCKWISE, of_checkpoint, published_note, published_weights, scale_block
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import LARGE_EP, LargeEp, ServingPrice
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.step import BYTES
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import MOST_GPUS, OBJECTIVES, Objective, ServingQuestion
-from phalanx.serving.search.space import illegal, layouts
+from phalanx.serving.search.space import layout_error, layouts
 from phalanx.serving.simulation import trace as traces
-from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types, takes
+from phalanx.serving.simulation.engines import NEEDS, EngineRow, engine, page_tokens, require_types, supports
 from phalanx.serving.simulation.requests import Requests
 from phalanx.spec.byte_sizes import parse_count
 from phalanx.spec.cluster.chips import CHIPS
@@ -30,9 +30,9 @@ from phalanx.spec.ranges import require_seed
 
 _CHUNKS = (1024, 2048, 4096, 8192, 16384)
 MOST_REPLAYED = 20_000
-"""Requests of a trace that are replayed for each candidate by default."""
+"""The most requests of a trace that are replayed for each candidate, by default."""
 MOST_SIMULATED = 1_000_000
-"""Requests of a load that has an end."""
+"""The most requests of a finite load."""
 _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "": 1.0}
 MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",), "disaggregated": ("disaggregated",)}
 
@@ -40,8 +40,8 @@ MODES = {"both": ("aggregated", "disaggregated"), "aggregated": ("aggregated",),
 def price_of(
     model: str, cluster: str, gpus: int, weights: str, cache: str, memory: float | None = None, name: str = "vllm"
 ) -> ServingPrice:
-    """Return the price of serving a model on a cluster, under an engine with its share of a GPU's memory. Raises
-    InputError."""
+    """Return the price of serving a model on a cluster, under the engine `name`. `memory`: its share of a GPU's
+    memory; None: its default. Raises InputError."""
     _require_share(memory)
     spec = of_checkpoint(questions.model_named(model)[0], model)
     questions.require_counts(("gpus", gpus))
@@ -57,8 +57,8 @@ def _require_share(memory: float | None) -> None:
 
 
 def seconds(option: str, text: str | None) -> float | None:
-    """Parse a time with its unit, such as 1s or 30ms; a bare number is refused, as its unit would be a guess. Raises
-    InputError."""
+    """Parse a time with its unit, such as 1s or 30ms. Raises InputError for other text and for a number without a
+    unit."""
     if text is None:
         return None
     match = re.fullmatch(r"\s*([0-9.]+(?:e-?\d+)?)\s*(s|ms|us|µs|)\s*", text)
@@ -74,7 +74,7 @@ def seconds(option: str, text: str | None) -> float | None:
 
 
 def speculation(text: str | None) -> tuple[int, float]:
-    """Parse the number of drafted tokens and their acceptance, such as 3:0.7. Raises InputError."""
+    """Parse (number of drafted tokens, their rate of acceptance), such as 3:0.7. Raises InputError."""
     if text is None:
         return 0, 0.0
     tokens, _, rate = text.partition(":")
@@ -89,7 +89,7 @@ def speculation(text: str | None) -> tuple[int, float]:
 
 
 def survive(text: str | None) -> tuple[int, str]:
-    """Parse what may be lost, such as 1 node, 2 gpus or 1 copy. Raises InputError."""
+    """Parse (number, kind) of a loss to survive, such as 1 node, 2 gpus or 1 copy. Raises InputError."""
     if text is None:
         return 0, "node"
     match = re.fullmatch(r"\s*([0-9]{1,3})\s*(node|gpu|cop(?:y|ie)|replica)s?\s*", text.lower())
@@ -99,21 +99,21 @@ def survive(text: str | None) -> tuple[int, str]:
 
 
 def adapters(text: str | None) -> tuple[int, int]:
-    """Parse the number of LoRA adapters in use, and of those in a batch, such as 32:4. Raises InputError."""
+    """Parse (number of LoRA adapters in use, most of a batch), such as 32:4. Raises InputError."""
     if text is None:
         return 0, 0
     count, _, places = text.partition(":")
     try:
-        used, held = int(count), int(places or count)
+        used, in_batch = int(count), int(places or count)
     except ValueError:
-        used, held = 0, 0
-    if not 1 <= held <= used <= 10**6:
+        used, in_batch = 0, 0
+    if not 1 <= in_batch <= used <= 10**6:
         raise InputError("adapters", text, "is not adapters and how many of them a batch holds", "write 32:4")
-    return used, held
+    return used, in_batch
 
 
 def layout(text: str) -> ServingLayout:
-    """Parse the layout of one copy, such as tp=4,pp=2 or tp=1,dp=8,ep=8. Raises InputError."""
+    """Parse the layout of a copy, such as tp=4,pp=2 or tp=1,dp=8,ep=8. Raises InputError."""
     degrees = {"tp": 1, "pp": 1, "dp": 1, "ep": 1}
     for part in text.split(","):
         name, _, value = part.strip().partition("=")
@@ -129,7 +129,7 @@ def layout(text: str) -> ServingLayout:
 
 
 def lengths(option: str, given: int | str | None) -> tuple[int, int]:
-    """Parse tokens, such as 4000 or 8k, or from 1 to 1024 with every length as likely: 1:1024. Raises InputError."""
+    """Parse (fewest, most) tokens, such as 4000 or 8k, or 1:1024 for uniform lengths. Raises InputError."""
     bounds = [parse_count(part) for part in str(given).split(":")]
     low, high = bounds[0], bounds[-1]
     if low is None or high is None or len(bounds) > 2:
@@ -157,19 +157,23 @@ class NamedQuestion:
 
 @dataclass(frozen=True)
 class _Load:
-    """Mean tokens of a request, tokens of the longest one, and the trace if there is one."""
+    """The lengths of requests."""
 
     input: int
+    """Mean tokens of a prompt."""
     output: int
+    """Mean generated tokens."""
     longest: int
+    """Tokens of the longest request, prompt and answer."""
     ranges: tuple[tuple[int, int], tuple[int, int]] | None = None
+    """Ranges of uniform lengths, of prompts and of answers."""
     trace: Requests | None = None
     notes: tuple[str, ...] = ()
 
 
 def _load(spec: ModelSpec, request: ServingRequest) -> _Load:
-    """Return the load of a trace, or of requests of `input` and `output` tokens. Raises InputError for requests that
-    are longer than the model's context."""
+    """Return the load of a request's trace, or of its input and output. Raises InputError for requests longer than
+    the model's context."""
     if request.trace:
         load, fields = _traced(request.trace, request.requests or MOST_REPLAYED), "trace"
     else:
@@ -207,13 +211,13 @@ def _traced(path: Path, most: int) -> _Load:
 def _weights(
     request: ServingRequest, generation: str, chip: str, row: EngineRow
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the types of weights to try on a chip, and what is assumed of them. Raises InputError for a type that
-    the chip does not support."""
+    """Return (types of weights to try on a chip, caveats). Raises InputError for a type that the chip does not
+    support."""
     caveats: tuple[str, ...] = ()
     if request.weights != "auto":
         types = tuple(t.strip() for t in request.weights.split(","))
-    elif (kind := published_weights(request.model)) != "bf16" and takes(kind, generation, row):
-        types, caveats = (kind,), as_published(request.model)
+    elif (kind := published_weights(request.model)) != "bf16" and supports(kind, generation, row):
+        types, caveats = (kind,), published_note(request.model)
     else:
         types = tuple(t for t in ("bf16", "fp8") if generation in NEEDS[t]) or ("bf16",)
         if kind != "bf16":
@@ -226,12 +230,12 @@ def _weights(
 def _fixed_layout(
     text: str | None, spec: ModelSpec, row: EngineRow, gpus: int, block: int, node: int
 ) -> ServingLayout | None:
-    """Return the layout that --layout fixes, if any. Raises InputError for one that the engine cannot run, with the
-    ones over as many GPUs that it can."""
+    """Return the layout that --layout fixes; None: no layout is fixed. Raises InputError for a layout that the engine
+    cannot run, with legal layouts on as many GPUs."""
     if not text:
         return None
     chosen = layout(text)
-    reason = illegal(spec, chosen, row, block)
+    reason = layout_error(spec, chosen, row, block)
     if not reason and chosen.gpus > gpus:
         reason = f"takes {chosen.gpus} GPUs of {gpus}"
     if reason:
@@ -245,7 +249,7 @@ def _fixed_layout(
 
 
 def _require_known(request: ServingRequest) -> None:
-    """Require that every other option is known and in range, and that the load is one. Raises InputError."""
+    """Require that all other options are known and in range, and that there is one load. Raises InputError."""
     for name, word, known in (
         ("objective", request.objective, OBJECTIVES),
         ("mode", request.mode, MODES),
@@ -289,7 +293,7 @@ def _of_graphs(most: int | None) -> tuple[str, ...]:
 
 
 def ask(request: ServingRequest) -> NamedQuestion:
-    """Read a request as a question. Raises InputError."""
+    """Return the question of a request. Raises InputError."""
     gpus = request.gpus
     named, named_notes = questions.model_named(request.model)
     spec = of_checkpoint(named, request.model)
@@ -308,7 +312,7 @@ def ask(request: ServingRequest) -> NamedQuestion:
     block = scale_block(request.model) if row.name in BLOCKWISE else 0
     whole = block if types == ("fp8",) else 0
     fixed = _fixed_layout(request.layout, spec, row, gpus, whole, described.ranks_per_node)
-    # What comes all at once is a closed loop of as many users as may be under way.
+    # Requests that come all at once are a closed loop, with as many users as there may be concurrent requests.
     at_once = request.rate == math.inf
     requests = request.requests or 0
     concurrency = request.concurrency or at_once * requests

@@ -8,7 +8,7 @@ from phalanx.report.style import empty_table
 from phalanx.serving.answer import RejectedNeighbour, ServingPlanAnswer
 from phalanx.serving.likely import has_medians, words
 from phalanx.serving.search.answering import ServingAnswer
-from phalanx.serving.search.misses import NAMES, lost
+from phalanx.serving.search.misses import NAMES, loss_words
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.simulation.outcome import ServingOutcome
 
@@ -19,10 +19,10 @@ def _time(value: float) -> str:
     return f"{value * 1e3:,.0f} ms" if value >= 0.1 else f"{value * 1e3:,.1f} ms"
 
 
-def ranked(
+def candidate_table(
     candidates: Iterable[ServingCandidate], q: ServingQuestion, title: str, best: ServingCandidate | None
 ) -> Table:
-    """Tabulate candidates with their simulated results."""
+    """Tabulate candidates with their simulated results; an arrow marks `best`."""
     out = empty_table(title)
     out.add_column("")
     out.add_column("layout of each copy")
@@ -44,8 +44,8 @@ def ranked(
     return out
 
 
-def seen(c: ServingCandidate) -> Table:
-    """Tabulate the latencies that users of a candidate see, in quantiles."""
+def latency_table(c: ServingCandidate) -> Table:
+    """Tabulate quantiles of the latencies that users of a candidate see."""
     o, out = c.outcome, empty_table("what users see")
     assert o is not None
     out.add_column("")
@@ -63,7 +63,7 @@ def seen(c: ServingCandidate) -> Table:
     return out
 
 
-def against(rows: Iterable[RejectedNeighbour]) -> Table:
+def neighbour_table(rows: Iterable[RejectedNeighbour]) -> Table:
     """Tabulate the neighbours with the reason against each."""
     out = empty_table("why not")
     out.add_column("instead", min_width=12)
@@ -76,8 +76,8 @@ def against(rows: Iterable[RejectedNeighbour]) -> Table:
 
 
 def _queue_grows(o: ServingOutcome, offered: float) -> bool:
-    """Whether requests come faster than they are answered. Of a benchmark the service of its last ones is left out of
-    the time, and they must have queued: few arrivals differ from their rate."""
+    """Whether requests arrive faster, at `offered` requests/s, than they are answered. In a benchmark the service of
+    the last requests is not counted, and requests must have queued, because few arrivals differ from their rate."""
     if o.makespan_s is None:
         return o.requests_per_s < 0.9 * offered
     service = o.latency.mean - o.queueing.mean
@@ -86,8 +86,8 @@ def _queue_grows(o: ServingOutcome, offered: float) -> bool:
 
 
 def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
-    """Describe the choice and its results in sentences. `sure`: where its figures lie; `held`: of its cache; `cost`:
-    what tokens cost, where it is asked."""
+    """Describe the choice and its results in sentences. `sure`: on the likely ranges; `held`: on the cache; `cost`:
+    on the cost of tokens, or empty."""
     q, c = a.question, a.best
     o = c.outcome
     assert o is not None
@@ -111,17 +111,17 @@ def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
         shares = (f"{k.share:.1%} ± {k.margin:.1%} keep the limit of {NAMES[k.limit]}" for k in o.kept)
         out.append(f"of {o.requests:,} requests {', '.join(shares)} (95 % confidence)")
     if q.lost[0]:
-        out.append(f"these figures are of what is left when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost")
+        out.append(f"these figures are of what is left when {loss_words(q)} {'is' if q.lost[0] == 1 else 'are'} lost")
     return [*out, *held, f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated"]
 
 
 def likely(a: ServingPlanAnswer) -> str:
-    """Say where the figures of the best deployment lie, as measured ones lay from predicted ones."""
+    """Return the sentence on the likely ranges of the best deployment's figures."""
     return words(a.likely, a.likely_basis, has_medians(a.search.question), _time)
 
 
 def cache(a: ServingPlanAnswer) -> list[str]:
-    """Describe the cache of the best deployment: its size, what it holds at once, and of which memory it is."""
+    """Describe the cache of the best deployment: its size, the requests that fit, and its part of the memory."""
     q, o, workers = a.search.question, a.search.best.outcome, a.search.best.groups[-1]
     state = f" and {a.state_bytes_per_request:,.0f} of states per request" if a.state_bytes_per_request else ""
     each, replicas = workers.cache_tokens // workers.layout.attention_dp, workers.count * workers.layout.attention_dp

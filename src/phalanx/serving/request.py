@@ -1,4 +1,4 @@
-"""The question of `phalanx serve plan` as a user spells it, in Python and on the command line."""
+"""The options of `phalanx serve plan`, in Python and on the command line."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class ServingRequest:
-    """A question as a user spells it: names, numbers, and texts with units."""
+    """A user's question: names, numbers, and texts with units, as in OPTIONS."""
 
     model: str
     cluster: str
@@ -76,4 +76,4 @@ cache --kv bf16|fp8: Type of the KV cache.
 --requests: Requests in all; else to simulate.
 --seed: Of arrivals, lengths and acceptance.
 """
-"""What each field is, as entries of a command's options."""
+"""The fields, as entries of a command's options."""

@@ -1,4 +1,4 @@
-"""Whether the server of a line starts, and how large its cache is: what needs no load."""
+"""Whether the server of a command line starts, and the size of its cache, which do not depend on a load."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from phalanx.serving.search.search import Search
 
 @dataclass(frozen=True)
 class ServerRoom(Answer):
-    """The cache of a line's server."""
+    """The cache of a command line's server."""
 
     model: str
     cluster: str
@@ -24,12 +24,13 @@ class ServerRoom(Answer):
     title: str
     """Layout of a copy and type of weights."""
     cache_tokens: int
-    """Tokens of an attention replica's cache, at the length of the longest request."""
+    """Tokens of an attention replica's cache, for requests of the longest length."""
     replicas: int
+    """Attention replicas."""
     longest: int
-    """Tokens of the longest request that the server takes."""
+    """Tokens of the longest request that the server accepts."""
     memory: str
-    """What weights and cache have of a GPU."""
+    """The memory of a GPU for weights and cache, in words."""
     caveats: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=(), repr=False, metadata=DRAWN)
 
@@ -39,7 +40,7 @@ class ServerRoom(Answer):
         return not any(caveat.startswith(STOPS) for caveat in self.caveats)
 
     def words(self) -> list[str]:
-        """Describe it in sentences, the verdict first."""
+        """Return the description in sentences, the verdict first."""
         fits = "fits" if self.longest <= self.cache_tokens else "does not fit"
         size = f"{self.cache_tokens:,} tokens"
         if self.replicas > 1:
@@ -55,15 +56,15 @@ class ServerRoom(Answer):
 
 
 def without_load(source: Sequence[Path], given: Mapping[str, Any]) -> LinesRead | None:
-    """Return the lines of files if they start a server, and neither they nor `given` say a load; None otherwise.
-    Raises InputError."""
+    """Return the lines of files if neither they nor `given` have lengths of requests; None otherwise, and without
+    files. Raises InputError."""
     lines = read(source, given) if source else None
     return None if lines is None or lines.loaded or {"input", "output"} & given.keys() else lines
 
 
 def server_room(lines: LinesRead) -> ServerRoom:
-    """Return the cache of the server of some lines. Raises InputError."""
-    # The cache is counted in requests of the longest length: layers with a window keep less of those than of short.
+    """Return the cache of the server of `lines`. Raises InputError."""
+    # Tokens are counted in requests of the longest length: layers with a window keep a smaller share of long ones.
     most = min(lines.longest, model_named(str(lines.fields["model"]))[0].max_seq)
     request = as_request({**lines.fields, "input": max(1, most - 1), "output": 1})
     query = ask(request)

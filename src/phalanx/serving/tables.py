@@ -1,5 +1,4 @@
-"""Tables of decoding: the size of the cache, why memory bounds it, and the effect of tensor and pipeline
-parallelism."""
+"""Tables of decoding: the size of the cache, its roofline, and the effects of tensor and pipeline parallelism."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ _CARDS = {"bf16": 2, "fp8": 1}
 
 
 def cache(model: ModelSpec, seq: int) -> Sheet:
-    """Tabulate a model's KV cache by number type, also as it would be with keys and values of all heads."""
+    """Tabulate a model's KV cache by number type, and for comparison with keys and values of all heads."""
     m, layers, every, all_heads = shape_of(model), Counter[str](), Counter[str](), Counter[bool]()
     for block, n in architecture(model).kinds.items():
         for s in block.sublayers:
@@ -31,15 +30,15 @@ def cache(model: ModelSpec, seq: int) -> Sheet:
                 layers[text] += n
                 every[of_all] += n
                 all_heads[attend.window is not None] += n * attend.y.dim.count * (attend.key + attend.value)
-    own, whole = ("latents", "as keys and values of all heads") if m.latent_layers else _GROUPED
-    sizes = [(own, _listed(layers), m.cache, m.window_cache)]
+    actual, whole = ("latents", "as keys and values of all heads") if m.latent_layers else _GROUPED
+    sizes = [(actual, _kinds(layers), m.cache, m.window_cache)]
     if all_heads.total() > m.cache + m.window_cache:
-        sizes.append((whole, _listed(every), all_heads[False], all_heads[True]))
+        sizes.append((whole, _kinds(every), all_heads[False], all_heads[True]))
     states = round(STATE_BYTES * m.state + INPUT_BYTES * m.inputs)
     rows = []
     for title, elements, width, local in sizes:
         for dtype, size in _CARDS.items():
-            token = float(token_bytes(m, size)) if title == own else float(size * width)
+            token = float(token_bytes(m, size)) if title == actual else float(size * width)
             request = token * seq + size * local * min(seq, m.window) + states
             rows.append((title, elements, dtype, token + size * local, request, (80e9 / request)))
     return Sheet(
@@ -58,7 +57,7 @@ _GROUPED = ("unchanged", "without grouped queries")
 
 
 def _elements(s: Sublayer, attend: Attend) -> tuple[str, str]:
-    """Return what a layer caches of a token in words, and what it would with keys and values of all heads."""
+    """Return, in words, the elements that a layer caches of a token, and those with keys and values of all heads."""
     heads, (rank, rope), index = attend.y.dim.count, latents(s), s.first(Index)
     if rank:
         return f"{rank} + {rope}" + (f" + {index.each}" if index is not None else ""), f"{heads} heads"
@@ -70,13 +69,13 @@ def _elements(s: Sublayer, attend: Attend) -> tuple[str, str]:
     return each.format(attend.kv.count), each.format(heads)
 
 
-def _listed(layers: Mapping[str, int]) -> str:
-    """Return the kinds of layers in words, with how many there are of each where there are several."""
+def _kinds(layers: Mapping[str, int]) -> str:
+    """Return the kinds of layers in words, with the number of each if there are several."""
     return next(iter(layers), "") if len(layers) < 2 else ", ".join(f"{n} of {text}" for text, n in layers.items())
 
 
 def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> Sheet:
-    """Tabulate what a GPU holds by layout: weights, cache, and how many requests of `seq` tokens fit."""
+    """Tabulate the memory of a GPU by layout: weights, cache, and the requests of `seq` tokens that fit."""
     rows = []
     for x in layouts:
         tokens = price.cache_tokens(x, seq)
@@ -102,7 +101,7 @@ def room(price: ServingPrice, seq: int, layouts: Sequence[ServingLayout]) -> She
 
 
 def intensity(price: ServingPrice, seq: int) -> Sheet:
-    """Tabulate decoding by batch as if one GPU had room: intensity of weights and of attention, what bounds them."""
+    """Tabulate decoding by batch, on one GPU with unlimited memory: intensity and bound of weights and attention."""
     x, m = ServingLayout(), price.model
     peak, peak_16, memory = _peaks(price)
     ridge = peak / memory
@@ -149,14 +148,14 @@ def intensity(price: ServingPrice, seq: int) -> Sheet:
 
 
 def _peaks(price: ServingPrice) -> tuple[float, float, float]:
-    """(FLOP/s of products with the weights' type, FLOP/s in 16 bits, bytes/s), by datasheet."""
+    """Return (FLOP/s of products with the weights' type, FLOP/s in 16 bits, bytes/s), by datasheet."""
     s = system_of(price.cluster)
     peak = {"half": s.peak_bf16, "fp8": s.peak_fp8, "fp4": s.peak_fp4}[MULTIPLIED_AS[price.weights].peak or "half"]
     return float(peak), float(s.peak_bf16), price.cluster.device.memory_bandwidth_bytes_per_s
 
 
 def collectives(price: ServingPrice, degrees: Sequence[int]) -> Sheet:
-    """Tabulate what a decoding step sends by tensor parallelism and batch, with the links that it uses."""
+    """Tabulate the all-reduces of a decoding step by tensor parallelism and batch, with the links that they use."""
     m, times, rows = price.model, round(2 * price.shape.layers), []
     for tp in degrees:
         for b in (1, 16, 64, 256):
@@ -181,8 +180,8 @@ def _link(price: ServingPrice, ranks: int) -> str:
 
 
 def tensor_pays(price: ServingPrice, seq: int, degrees: Sequence[int]) -> Sheet:
-    """Tabulate, for each doubling of tensor parallelism, the batches at which it shortens the time per token, also
-    compared with two copies that share the requests."""
+    """Tabulate, for each doubling of tensor parallelism, the batches at which it shortens the time per token: with
+    one copy, and compared with two copies that share the requests."""
     rows = []
     for tp in degrees[1:]:
 
@@ -190,7 +189,7 @@ def tensor_pays(price: ServingPrice, seq: int, degrees: Sequence[int]) -> Sheet:
             return float(price.seconds(ServingLayout(t, 1, 1, t, 1), 0, 0, batch, batch * seq))
 
         sooner = [b for b in BATCHES if step(tp, b) < step(tp // 2, b)]
-        # Two copies share the users: the same users on the same GPUs.
+        # Two copies of half the degree share the requests, so that the GPUs are equal.
         together = [b for b in BATCHES if b > 1 and step(tp, b) < step(tp // 2, b // 2)]
         one, many = step(tp // 2, 1) / step(tp, 1), step(tp // 2, 256) / step(tp, 256)
         rows.append((f"{tp // 2} -> {tp}", _link(price, tp), one, many, _span(sooner), _span(together)))
@@ -213,7 +212,7 @@ def _span(batches: list[int]) -> str:
 
 
 def tensor_or_pipeline(price: ServingPrice, seq: int, gpus: Sequence[int]) -> Sheet:
-    """Tabulate one request on more GPUs: as tensor parallelism, and as a pipeline."""
+    """Tabulate one request on more GPUs, by tensor parallelism and by a pipeline."""
     rows = []
 
     def ttft_tpot(x: ServingLayout) -> tuple[float, float]:

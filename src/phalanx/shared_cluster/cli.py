@@ -56,7 +56,7 @@ def simulate(
     --save FILE.html|svg|png: Also write it, as the ending of each file says: a page that needs nothing else, a
         picture (png by chromium).
     """
-    from phalanx.report.style import counted
+    from phalanx.report.style import count_words
     from phalanx.shared_cluster.simulation.outcome import outcome
     from phalanx.shared_cluster.simulation.replay import cluster_of, default_policies, policies_of, read_trace, run
 
@@ -73,12 +73,12 @@ def simulate(
     chosen = policies_of(names, rules, elastic, restart_s, preempt)
     if jobs.skipped:
         row, reason = jobs.skipped[0]
-        announce(f"{counted(len(jobs.skipped), 'bad row')} skipped; the first, row {row}: {reason}")
+        announce(f"{count_words(len(jobs.skipped), 'bad row')} skipped; the first, row {row}: {reason}")
     histories = []
     for each in chosen:
         start = time.perf_counter()
         histories.append(run(jobs, shared, each, speed_of))
-        announce(f"{each.title}: {counted(len(jobs.jobs), 'job')} in {time.perf_counter() - start:.1f} s")
+        announce(f"{each.title}: {count_words(len(jobs.jobs), 'job')} in {time.perf_counter() - start:.1f} s")
     outcomes = [outcome(history) for history in histories]
     if save:
         from phalanx.shared_cluster.simulation.outcome import picture
@@ -92,7 +92,7 @@ def simulate(
     from phalanx.shared_cluster.simulation.outcome import ROWS, tables, use
 
     out = console()
-    out.print(f"{counted(len(jobs.jobs), 'job')} on {shared.title}", highlight=False)
+    out.print(f"{count_words(len(jobs.jobs), 'job')} on {shared.title}", highlight=False)
     for table in tables(outcomes):
         out.print(table)
     if len(histories) == 1:

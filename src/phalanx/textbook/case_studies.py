@@ -140,7 +140,7 @@ _PRICE = 2.0
 """Dollars a GPU-hour, as in DeepSeek-AI 2024b."""
 
 
-def published() -> Sheet:
+def fact_sheet() -> Sheet:
     """Tabulate the published facts of all cases: the layout, and the GPU-hours in days and dollars."""
     rows = []
     for c in CASES:

@@ -112,7 +112,7 @@ def searched(output: Saved) -> None:
 def published(output: Saved) -> None:
     """Say what was published of each training, without a search."""
     from phalanx.answers.tables import Tables
-    from phalanx.textbook.case_studies import published as sheet
+    from phalanx.textbook.case_studies import fact_sheet as sheet
 
     output.show(Tables(None, (sheet(),)))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from phalanx.planning.lookup import model_named
-from phalanx.serving.cost.checkpoint import of_checkpoint, taken_of_checkpoint
+from phalanx.serving.cost.checkpoint import checkpoint_assumption, of_checkpoint
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.question import price_of
@@ -129,4 +129,4 @@ def test_a_published_checkpoint_keeps_what_its_name_is_known_for(name: str, gib:
 )
 def test_what_a_name_alone_does_not_say_of_a_checkpoint_is_assumed(name: str, weights: str, taken: bool) -> None:
     model = of_checkpoint(model_named(name)[0], name)
-    assert bool(taken_of_checkpoint(model, name, weights)) is taken
+    assert bool(checkpoint_assumption(model, name, weights)) is taken

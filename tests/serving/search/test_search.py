@@ -18,9 +18,9 @@ from phalanx.serving.search.answering import answer
 from phalanx.serving.search.copies import Copy, Tabulated
 from phalanx.serving.search.neighbours import _changes, neighbours
 from phalanx.serving.search.question import ServingQuestion
-from phalanx.serving.search.queued import excess, queued
+from phalanx.serving.search.queued import excess, with_outcome
 from phalanx.serving.search.search import Search, best_of_each
-from phalanx.serving.search.space import illegal, layouts
+from phalanx.serving.search.space import layout_error, layouts
 from phalanx.serving.simulation.engines import ENGINES, engine
 from phalanx.spec.errors import InputError
 
@@ -106,8 +106,8 @@ def test_the_steady_state_is_what_the_simulation_shows(name: str) -> None:
 
 def test_no_candidate_that_was_pruned_is_better(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every aggregated candidate simulated: none that keeps the limits yields more than 5 % above the answer."""
-    queues = Mock(wraps=queued)
-    monkeypatch.setattr("phalanx.serving.search.search.queued", queues)
+    queues = Mock(wraps=with_outcome)
+    monkeypatch.setattr("phalanx.serving.search.search.with_outcome", queues)
     q = replace(_ASK, modes=("aggregated",), requests=150)
     search = Search(q)
     found = answer(search)
@@ -205,18 +205,18 @@ def test_layouts_are_legal_and_complete() -> None:
         for row in ENGINES.values():
             found = list(layouts(model, 8, row, 8))
             assert len(found) == len(set(found))
-            assert all(not illegal(model, x, row) and x.gpus <= 8 for x in found)
+            assert all(not layout_error(model, x, row) and x.gpus <= 8 for x in found)
             assert {ServingLayout(8, 1, 1, 8, 1), ServingLayout(1, 8), ServingLayout(1)} <= set(found)
     vllm = engine("vllm")
     deepseek = model_named("deepseek-v3")[0]
-    assert "more than heads = 32" in illegal(_MODEL, ServingLayout(64, 1, 1, 64, 1), vllm)
-    assert "does not divide 256 experts" in illegal(deepseek, ServingLayout(1, 1, 3, 1, 3), vllm)
-    assert "moe_tp = 3 does not divide the experts' width 2048" in illegal(
+    assert "more than heads = 32" in layout_error(_MODEL, ServingLayout(64, 1, 1, 64, 1), vllm)
+    assert "does not divide 256 experts" in layout_error(deepseek, ServingLayout(1, 1, 3, 1, 3), vllm)
+    assert "moe_tp = 3 does not divide the experts' width 2048" in layout_error(
         deepseek, ServingLayout(1, 1, 3, 3, 1), vllm
     )
-    assert "all ranks or not at all" in illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), vllm)
-    assert not illegal(deepseek, ServingLayout(4, 1, 1, 2, 2), engine("sglang"))
-    assert "on every rank" in illegal(deepseek, ServingLayout(2, 1, 4, 1, 8), engine("trtllm"))
+    assert "all ranks or not at all" in layout_error(deepseek, ServingLayout(4, 1, 1, 2, 2), vllm)
+    assert not layout_error(deepseek, ServingLayout(4, 1, 1, 2, 2), engine("sglang"))
+    assert "on every rank" in layout_error(deepseek, ServingLayout(2, 1, 4, 1, 8), engine("trtllm"))
 
 
 def test_what_cannot_serve_is_listed_with_its_reason() -> None:
@@ -273,8 +273,8 @@ def test_a_window_leaves_room_for_more_requests() -> None:
 def test_layouts_divide_every_mechanism_of_a_model() -> None:
     """Gated delta nets: no more ranks than key heads, whatever the heads of attention."""
     qwen, vllm = model_named("Qwen/Qwen3.5-397B-A17B")[0], engine("vllm")
-    assert not illegal(qwen, ServingLayout(16, 1, 1, 1, 16), vllm)
-    assert "more than mixers.delta.key_heads = 16" in illegal(qwen, ServingLayout(32, 1, 1, 1, 32), vllm)
+    assert not layout_error(qwen, ServingLayout(16, 1, 1, 1, 16), vllm)
+    assert "more than mixers.delta.key_heads = 16" in layout_error(qwen, ServingLayout(32, 1, 1, 1, 32), vllm)
 
 
 @pytest.mark.parametrize("name", sorted(ENGINES))

@@ -13,9 +13,9 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.question import ask
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import ServingCandidate, SteadyEstimate, WorkerGroup
-from phalanx.serving.search.sizing import OTHERS, _with_more, fewest
+from phalanx.serving.search.sizing import OTHERS, _with_more, fewest_gpus
 from phalanx.serving.simulation.outcome import Quantiles, ServingOutcome
-from phalanx.serving.simulation.requests import alike, timed
+from phalanx.serving.simulation.requests import equal_requests, with_arrivals
 
 _Q = ask(
     ServingRequest(
@@ -66,7 +66,7 @@ def _counts(c: ServingCandidate) -> tuple[int, ...]:
 
 
 def _fewest(search: _Search, *bounds: ServingCandidate, **options: Any) -> list[ServingCandidate]:
-    return fewest(search, list(bounds), **{"gpus": 64} | options)  # type: ignore[arg-type]
+    return fewest_gpus(search, list(bounds), **{"gpus": 64} | options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -93,7 +93,7 @@ def test_it_keeps_the_limits_ten_times_as_long(kept: int, lasting: int, found: i
     search = _Search({1: (kept,)}, {1: (lasting,)})
     (best,) = _fewest(search, _candidate(7))
     assert (_counts(best), best.users) == ((found,), 10**6)
-    search.q = replace(_Q, trace=timed(alike(9, 10, 10), 9.0, 0), rate=0.0)  # which ends
+    search.q = replace(_Q, trace=with_arrivals(equal_requests(9, 10, 10), 9.0, 0), rate=0.0)  # which ends
     (best,) = _fewest(search, _candidate(7))
     assert (_counts(best), best.users) == ((kept,), 8)
 

@@ -18,7 +18,7 @@ from phalanx.serving.cost.steady_state import SteadyLoad, aggregated
 from phalanx.serving.search.copies import Tabulated
 from phalanx.serving.simulation.deployment import Deployment, WorkerSpec
 from phalanx.serving.simulation.outcome import outcome
-from phalanx.serving.simulation.requests import alike, closed_loop, spread
+from phalanx.serving.simulation.requests import closed_loop, equal_requests, gamma_requests
 from phalanx.serving.simulation.simulation import simulate
 
 _MODELS = {name: model_named(name)[0] for name in ("llama3-8b", "llama3-70b", "deepseek-v3")}
@@ -50,9 +50,9 @@ def hold(seed: int, once: bool) -> None:
     table = Tabulated(partial(price.seconds, x), clients, given + made, 8192)
     worker = WorkerSpec(table, BatchingPolicy(clients, 8192 + clients, reserve=False), pages=10**6)
     if once:
-        requests = closed_loop(alike(clients, given, made), clients)
+        requests = closed_loop(equal_requests(clients, given, made), clients)
     else:
-        requests = spread(8 * clients, given, made, 0.06, given + made + 8192, seed)
+        requests = gamma_requests(8 * clients, given, made, 0.06, given + made + 8192, seed)
         requests = closed_loop(requests, clients, ttft + made * tpot)
     seen = outcome(simulate(Deployment((worker,)), requests, seed), warm=0.0 if once else 0.1)
     assert tpot == pytest.approx(seen.tpot.mean, rel=0.3 if once else 0.06)

@@ -9,7 +9,7 @@ import pytest
 
 from phalanx.serving.report import _queue_grows
 from phalanx.serving.simulation.outcome import outcome
-from phalanx.serving.simulation.requests import Requests, alike
+from phalanx.serving.simulation.requests import Requests, equal_requests
 from phalanx.serving.simulation.simulation import RequestHistory
 
 _GAP, _WAIT, _FIRST, _STAY, _TOKENS = 0.25, 0.5, 1.0, 5.0, 9
@@ -19,7 +19,7 @@ _GAP, _WAIT, _FIRST, _STAY, _TOKENS = 0.25, 0.5, 1.0, 5.0, 9
 def _history(n: int, late: float = 0.0, timed: bool = True) -> RequestHistory:
     """Requests that come in even steps, each served as the one before. `late`: seconds by which the first tokens of
     every second one are later."""
-    requests = alike(n, 10, _TOKENS)
+    requests = equal_requests(n, 10, _TOKENS)
     arrival = _GAP * np.arange(n)
     first = arrival + _FIRST + late * (np.arange(n) % 2)
     done = arrival + _STAY
@@ -61,7 +61,7 @@ def test_a_benchmark_counts_all_from_the_first_request_to_the_last_token() -> No
     assert seen.requests_per_s * seen.makespan_s == pytest.approx(40)
     assert seen.in_flight * seen.makespan_s == pytest.approx(40 * _STAY)
     at_once = replace(_history(40), arrival=np.zeros(40))
-    whole = outcome(replace(at_once, requests=alike(40, 10, _TOKENS)))
+    whole = outcome(replace(at_once, requests=equal_requests(40, 10, _TOKENS)))
     assert whole.requests_per_s == pytest.approx(40 / float(at_once.done.max()))  # there is no steady part
 
 

@@ -16,11 +16,11 @@ from phalanx.serving.simulation.deployment import Deployment, Speculation, Trans
 from phalanx.serving.simulation.outcome import outcome
 from phalanx.serving.simulation.requests import (
     Requests,
-    alike,
     closed_loop,
-    spread,
-    timed,
+    equal_requests,
+    gamma_requests,
     with_adapters,
+    with_arrivals,
     with_reuse,
 )
 from phalanx.serving.simulation.simulation import RequestHistory, simulate
@@ -44,7 +44,7 @@ def _drawn(draw: np.random.Generator) -> tuple[WorkerSpec, Requests]:
     lengths = draw.integers(1, 120, n), draw.integers(1, 40, n)
     requests = Requests(*(np.asarray(x, np.int64) for x in lengths), None, int(draw.integers(1, 14)))
     if draw.random() < 0.5:
-        requests = timed(requests, float(draw.choice((1, 10, 40))), int(draw.integers(99)))
+        requests = with_arrivals(requests, float(draw.choice((1, 10, 40))), int(draw.integers(99)))
     if draw.random() < 0.3:
         requests = with_reuse(requests, float(draw.random()), page)
     if draw.random() < 0.3:
@@ -156,7 +156,7 @@ def test_requests_and_tokens_are_conserved_across_workers(examples: int) -> None
 
 def test_one_user_waits_for_prefill_and_decodes_alone() -> None:
     price = LinearPrice(5e-3, 2e-5, 1e-9, 2e-5, 2e-8)
-    h = _one(worker(price, 1, 1000, chunk=4096), closed_loop(alike(5, 4000, 101), 1))
+    h = _one(worker(price, 1, 1000, chunk=4096), closed_loop(equal_requests(5, 4000, 101), 1))
     ttft = price.mixed(4000, 4000 * 4001 / 2, 0, 0)
     np.testing.assert_allclose(h.first - h.arrival, ttft, rtol=1e-12)
     steps = 100 * price.decode(1, 4001)[0] + price.context_s * 100 * 99 / 2
@@ -164,7 +164,7 @@ def test_one_user_waits_for_prefill_and_decodes_alone() -> None:
 
 
 def test_saturated_decoding_yields_a_batch_a_step() -> None:
-    h = _one(worker(LinearPrice(0.01), 32, 10**6, chunk=10**6), closed_loop(alike(2000, 10, 400), 32))
+    h = _one(worker(LinearPrice(0.01), 32, 10**6, chunk=10**6), closed_loop(equal_requests(2000, 10, 400), 32))
     assert outcome(h).tokens_per_s == pytest.approx(32 / 0.01, rel=1e-2)  # all 32 finish, and begin, together
 
 
@@ -174,7 +174,7 @@ def test_prompts_alone_queue_as_m_d_1(load: float, count: int) -> None:
     s = 0.05
     waits = []
     for seed in range(4):
-        requests = timed(alike(count, 100, 1), load / s, seed)
+        requests = with_arrivals(equal_requests(count, 100, 1), load / s, seed)
         h = _one(worker(LinearPrice(s), 1, 100, chunk=100), requests)
         waits.append(float((h.first - h.arrival).mean()) - s)
     assert np.mean(waits) == pytest.approx(load * s / (2 * (1 - load)), rel=0.05)
@@ -182,7 +182,7 @@ def test_prompts_alone_queue_as_m_d_1(load: float, count: int) -> None:
 
 def test_littles_law() -> None:
     """Requests in the system, counted over time, are the rate times the mean stay."""
-    h = _one(worker(_PRICE, 16, 4000), timed(spread(3000, 800, 60, 0.7, 8000, 3), 8, 4))
+    h = _one(worker(_PRICE, 16, 4000), with_arrivals(gamma_requests(3000, 800, 60, 0.7, 8000, 3), 8, 4))
     times = np.concatenate((h.arrival, h.done))
     order = np.argsort(times, kind="stable")
     inside = np.cumsum(np.repeat((1, -1), len(h.arrival))[order])
@@ -194,10 +194,10 @@ def test_littles_law() -> None:
 
 
 def test_waiting_grows_with_the_rate_and_falls_with_slots() -> None:
-    load = spread(2000, 500, 50, 0.5, 8000, 1)
+    load = gamma_requests(2000, 500, 50, 0.5, 8000, 1)
 
     def ttft(rate: float, slots: int) -> float:
-        return outcome(_one(worker(_PRICE, slots, 8000), timed(load, rate, 2))).ttft.mean
+        return outcome(_one(worker(_PRICE, slots, 8000), with_arrivals(load, rate, 2))).ttft.mean
 
     by_rate = [ttft(rate, 8) for rate in (1, 4, 8, 16)]
     assert by_rate == sorted(by_rate)
@@ -206,7 +206,7 @@ def test_waiting_grows_with_the_rate_and_falls_with_slots() -> None:
 
 
 def test_priorities_reuse_and_speculation_help_whom_they_should() -> None:
-    load = timed(spread(1500, 2000, 60, 0.3, 8000, 1), 9, 2)
+    load = with_arrivals(gamma_requests(1500, 2000, 60, 0.3, 8000, 1), 9, 2)
     spec = worker(_PRICE, 8, 4000)
     plain = outcome(_one(spec, load))
     urgent = replace(load, priority=np.arange(1500) % 2)
@@ -223,7 +223,7 @@ def test_priorities_reuse_and_speculation_help_whom_they_should() -> None:
 
 def test_drafted_tokens_are_accepted_at_their_rate() -> None:
     spec = worker(LinearPrice(0.01), 1, 10_000, speculation=Speculation(4, 0.7))
-    h = _one(spec, closed_loop(alike(200, 10, 1000), 1))
+    h = _one(spec, closed_loop(equal_requests(200, 10, 1000), 1))
     steps = (h.done - h.first) / 0.01
     assert 999 * 200 / steps.sum() == pytest.approx(Speculation(4, 0.7).mean, rel=0.01)
 
@@ -231,18 +231,18 @@ def test_drafted_tokens_are_accepted_at_their_rate() -> None:
 def test_a_cache_is_handed_on_over_its_link() -> None:
     prefill = worker(_PRICE, 4, 1000, role="prefill")
     decode = worker(_PRICE, 8, 1000, role="decode")
-    h = simulate(Deployment((prefill, decode), Transfer(1e5, 1e9, 1e-3)), closed_loop(alike(3, 4000, 11), 1))
+    h = simulate(Deployment((prefill, decode), Transfer(1e5, 1e9, 1e-3)), closed_loop(equal_requests(3, 4000, 11), 1))
     expected = _PRICE.mixed(4000, 4000 * 4001 / 2, 0, 0) + 1e-3 + 4000 * 1e5 / 1e9
     np.testing.assert_allclose(h.first - h.arrival, expected, rtol=1e-12)
-    slow = simulate(Deployment((prefill, decode), Transfer(1e5, 1e8)), closed_loop(alike(40, 4000, 11), 4))
+    slow = simulate(Deployment((prefill, decode), Transfer(1e5, 1e8)), closed_loop(equal_requests(40, 4000, 11), 4))
     assert outcome(slow).requests_per_s < 1e8 / (4000 * 1e5) * 1.001  # the link is full
 
 
 def test_what_cannot_be_served_is_one_line() -> None:
     with pytest.raises(InputError, match="longest request needs 4,100 tokens, and a both worker's cache holds 1,600"):
-        _one(worker(_PRICE, 4, 100), closed_loop(alike(2, 4000, 101), 2))
+        _one(worker(_PRICE, 4, 100), closed_loop(equal_requests(2, 4000, 101), 2))
     with pytest.raises(InputError, match="times must ascend from 0"):
-        replace(alike(2, 10, 10), arrival=np.array([-1.0, 2.0]))
+        replace(equal_requests(2, 10, 10), arrival=np.array([-1.0, 2.0]))
     with pytest.raises(InputError, match=r"requests.output\[1\] = 0: must be at least 1"):
         Requests(np.array([4, 4]), np.array([4, 0]), None, 1)
     with pytest.raises(InputError, match="leaves no tokens for prompts when 64"):
@@ -252,9 +252,9 @@ def test_what_cannot_be_served_is_one_line() -> None:
 def test_chunks_follow_one_another_through_a_pipeline() -> None:
     """Four chunks over four stages: a step takes what one takes through all, the last is out 3/4 of it later."""
     price = LinearPrice(0.08)
-    h = _one(worker(price, 1, 1000, chunk=4000, stages=4), closed_loop(alike(2, 4000, 1), 1))
+    h = _one(worker(price, 1, 1000, chunk=4000, stages=4), closed_loop(equal_requests(2, 4000, 1), 1))
     np.testing.assert_allclose(h.first - h.arrival, 0.08 * 1.75)
-    h = _one(worker(price, 1, 1000, chunk=4000, stages=4), closed_loop(alike(2, 1000, 1), 1))
+    h = _one(worker(price, 1, 1000, chunk=4000, stages=4), closed_loop(equal_requests(2, 1000, 1), 1))
     np.testing.assert_allclose(h.first - h.arrival, 0.08)
 
 
@@ -263,14 +263,14 @@ def test_a_prompt_is_of_one_group_and_the_busiest_group_is_waited_for() -> None:
     one in each group."""
     price = LinearPrice(0.01, 1e-3)
     spec = worker(price, 2, 1000, chunk=1000, groups=2)
-    alone = _one(spec, closed_loop(alike(2, 1000, 1), 1))
+    alone = _one(spec, closed_loop(equal_requests(2, 1000, 1), 1))
     np.testing.assert_allclose(alone.first - alone.arrival, 2 * (0.01 + 500 * 2 * 1e-3))
-    together = _one(spec, closed_loop(alike(2, 1000, 1), 2))
+    together = _one(spec, closed_loop(equal_requests(2, 1000, 1), 2))
     np.testing.assert_allclose(together.first - together.arrival, 2 * (0.01 + 1000 * 1e-3))
 
 
 def test_the_way_to_the_user_is_in_ttft_alone() -> None:
-    h = _one(worker(LinearPrice(0.01), 4, 1000), closed_loop(alike(50, 100, 11), 4))
+    h = _one(worker(LinearPrice(0.01), 4, 1000), closed_loop(equal_requests(50, 100, 11), 4))
     plain, seen = outcome(h), outcome(h, way_s=0.005, way_steps=3)
     assert seen.ttft.p50 == pytest.approx(plain.ttft.p50 + 0.005 + 3 * plain.tpot.p50)
     assert seen.tpot == plain.tpot

@@ -74,7 +74,7 @@ def export(plan: str | Path | Plan, to: str, launcher: str = "torchrun", out: st
     `plan`: a plan.json, a run's folder, or a Plan; `to`: megatron, torchtitan, deepspeed, ...; `out`: a folder, empty
     or not there yet, for the files. Raises InputError for what framework or launcher cannot express."""
     saved = plan if isinstance(plan, Plan) else _read(Path(plan))
-    result = exported(saved, to, launcher)
+    result = export_plan(saved, to, launcher)
     if out is not None:
         write(result, Path(out))
         result = replace(result, folder=Path(out))
@@ -107,7 +107,7 @@ def _target(to: str) -> ExportTarget:
     raise InputError("to", to, "is not a framework that Phalanx writes", nearest(to, TARGETS))
 
 
-def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
+def export_plan(plan: Plan, to: str, by: str = "torchrun") -> Export:
     """Return a plan's files for a framework and a launcher. Raises InputError for what either cannot express."""
     target, start = _target(to), launcher(by)
     source = source_of(plan.choices)
@@ -115,7 +115,7 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     if source is not None:
         batch = plan.job.global_batch
         training = stated_training(source.arguments, batch, source.environment, source.kind)
-    x, p, left = _translated(plan, target, training)
+    x, p, left = _translate(plan, target, training)
     for name in ("lora", "reference"):  # what a program's own code does, which the written one does not
         entry, value = x.stack.options.get(name), x.options.changed().get(name)
         if value is not None and entry is not None and entry.in_code:
@@ -144,7 +144,7 @@ def exported(plan: Plan, to: str, by: str = "torchrun") -> Export:
     return Export(p, files | start(task(x, p, files)), by)
 
 
-def _translated(
+def _translate(
     plan: Plan, target: ExportTarget, training: StatedTraining | None
 ) -> tuple[Subject, TrainingProgram, str]:
     """Return (the subject of a framework's files, their program, the plan's options without a setting there as text).

@@ -61,7 +61,7 @@ class TriedChanges(Answer):
     changes: tuple[TriedChange, ...]
 
 
-def tried(query: Query, line: str, rates: str | None = None, tokens: str | None = None) -> TriedChanges:
+def try_changes(query: Query, line: str, rates: str | None = None, tokens: str | None = None) -> TriedChanges:
     """Price a configuration, and the configuration with each item of a line. `rates`: the user's prices
     (planning/expense); `tokens`: number for the whole training. Raises InputError."""
     base = read(query)
@@ -70,8 +70,8 @@ def tried(query: Query, line: str, rates: str | None = None, tokens: str | None 
         raise InputError("try", line, "names no change", "e.g. fp8, zero=3, seq=32768, gpus=256, chip=b200")
     for item in items:
         _parts(item)
-    now = _priced("unchanged", base, "", rates, tokens)
-    return TriedChanges(base.premises, now, tuple(_tried(i, query, base, rates, tokens) for i in items))
+    now = _price("unchanged", base, "", rates, tokens)
+    return TriedChanges(base.premises, now, tuple(_try_item(i, query, base, rates, tokens) for i in items))
 
 
 def _parts(item: str) -> list[tuple[str, str]]:
@@ -99,14 +99,14 @@ def _example(name: str) -> str:
     return f", such as {name}=1" if isinstance(default, (int, float)) else ""
 
 
-def _tried(item: str, query: Query, base: Question, rates: str | None, tokens: str | None) -> TriedChange:
+def _try_item(item: str, query: Query, base: Question, rates: str | None, tokens: str | None) -> TriedChange:
     try:
-        return _priced(item, *_asked(item, query, base), rates, tokens)
+        return _price(item, *_question_of(item, query, base), rates, tokens)
     except InputError as error:
         return TriedChange(item, reason="; ".join(filter(None, (error.reason, error.remedy))))
 
 
-def _asked(item: str, query: Query, base: Question) -> tuple[Question, str]:
+def _question_of(item: str, query: Query, base: Question) -> tuple[Question, str]:
     """Return the question of an item, and as text what else was changed for it. Raises InputError."""
     assert base.strategy is not None
     table = strategies.parse(str(base.strategy))
@@ -153,7 +153,7 @@ def _site(value: str) -> str:
     return site
 
 
-def _priced(item: str, q: Question, also: str, line: str | None, tokens: str | None) -> TriedChange:
+def _price(item: str, q: Question, also: str, line: str | None, tokens: str | None) -> TriedChange:
     x = q.subject
     p, job = x.priced, q.pricing.job
     rate = job.global_batch * job.seq / p.seconds

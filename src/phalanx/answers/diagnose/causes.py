@@ -79,7 +79,7 @@ def causes(e: Evidence) -> list[Cause]:
     for part, gap in e.gaps.items():
         if gap < LARGE * e.own.step_s or part in explained:
             continue
-        rules = (*_RULES.get("over" if part.startswith("over ") else part, ()), _unexplained)
+        rules = (*_RULES.get("over" if part.startswith("over ") else part, ()), _unknown_reason)
         name, why, remedy = next(reason for rule in rules if (reason := rule(e, part)) is not None)
         named.append(Cause(name, gap, why, remedy))
     return sorted(named, key=lambda cause: -cause.seconds)
@@ -282,7 +282,7 @@ def _more_bytes(e: Evidence, part: str) -> Reason | None:
     return f"more bytes over {axis}", why, "compare the run's sharding, and the type that gradients are reduced in"
 
 
-def _unexplained(e: Evidence, part: str) -> Reason:
+def _unknown_reason(e: Evidence, part: str) -> Reason:
     name, why, remedy = _UNEXPLAINED.get(part, ("", "", ""))
     if not name:
         alone = "" if len(e.ranks) > 1 else "; the traces of other ranks would tell waiting from moving"

@@ -46,13 +46,13 @@ def planned_parts(question: Question, prediction: Prediction) -> dict[str, float
             parts[f"over {axis_name(axis)}"] += exposed * seconds / total if total else 0.0
     else:
         for name, seconds in prediction.terms_s.items():
-            shares = _recomputed(question, prediction.factors) if name == "recompute" else {_TERMS[name]: 1.0}
+            shares = _recomputed_shares(question, prediction.factors) if name == "recompute" else {_TERMS[name]: 1.0}
             for part, share in shares.items():
                 parts[part] += seconds * share
     return {part: seconds for part, seconds in parts.items() if seconds}
 
 
-def _recomputed(question: Question, factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def _recomputed_shares(question: Question, factors: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Return the share of each part in recomputation; where whole blocks are recomputed, its share in the forward
     pass."""
     assert question.strategy is not None

@@ -82,7 +82,7 @@ def read_files(words: Sequence[str]) -> RunFiles:
             else:
                 logs.append(file)
     return RunFiles(
-        tuple(_numbered(traces)),
+        tuple(_number_ranks(traces)),
         tuple(logs),
         step_s,
         tflops,
@@ -130,7 +130,7 @@ _PLAN = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"model"\s*:')
 _JSON = re.compile(rb'\s*(\{\s*"|\[\s*[{\]])')
 
 
-def _numbered(traces: list[RankTrace]) -> list[RankTrace]:
+def _number_ranks(traces: list[RankTrace]) -> list[RankTrace]:
     """Return several traces with a rank each, in order where none is known. Raises InputError for two of one rank."""
     known = [t.rank for t in traces if t.rank is not None]
     if len(known) != len(set(known)):

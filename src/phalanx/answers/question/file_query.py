@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.question.query import Configured, Query
-from phalanx.answers.question.read import UNSET, Reading, followed, left_even, open_ranks, origins, read, undivided
+from phalanx.answers.question.read import (
+    UNSET,
+    Reading,
+    division_caveats,
+    left_even,
+    open_ranks,
+    origins,
+    read,
+    value_sources,
+)
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, unfilled
@@ -110,7 +119,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     if asked.seq is None and (bounded := _bounded_by(reading)):
         caveats = (*caveats, unfilled(bounded, seq))
     if asked.strategy is None:
-        caveats = tuple(dict.fromkeys((*undivided(c, model.layers), *_fewer_ep(s.ep, strategy), *caveats)))
+        caveats = tuple(dict.fromkeys((*division_caveats(c, model.layers), *_fewer_ep(s.ep, strategy), *caveats)))
     return query, Configured(
         options,
         asked.job or job_of(c, batch, seq),
@@ -119,7 +128,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         reading.training,
         void_zero,
         strategy.tp == 1 and any(truth(Keys(reading.config).take(key, "")) for key in asks_sp),
-        followed(c) if asked.strategy is None else {},
+        value_sources(c) if asked.strategy is None else {},
         asked.strategy is None and origins(c).get("dp", "").startswith("derived: world"),
     )
 

@@ -150,6 +150,6 @@ _BY_LIMIT: dict[str, Callable[[Estimate], str]] = {
 }
 
 
-def bounded(caveats: Iterable[Caveat], price: Estimate) -> tuple[Caveat, ...]:
+def with_bounds(caveats: Iterable[Caveat], price: Estimate) -> tuple[Caveat, ...]:
     """Return caveats with their bounds filled in from a price, where they have a limit."""
     return tuple(replace(c, bound=_BY_LIMIT[c.limit](price)) if c.limit else c for c in caveats)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
-from phalanx.answers.question.precision import bounded, with_products
+from phalanx.answers.question.precision import with_bounds, with_products
 from phalanx.cost.analytic.estimate import Estimate, estimate, require_modelled
 from phalanx.frameworks.caveats import Caveat
 from phalanx.frameworks.registry import DOCUMENTED, facts
@@ -188,6 +188,6 @@ class Question:
         if self.strategy is None or self.exact is not None or not any(c.limit for c in self.caveats):
             return self.caveats
         try:
-            return bounded(self.caveats, self.estimate)
+            return with_bounds(self.caveats, self.estimate)
         except InputError:  # a question about what this stack does not run
             return self.caveats

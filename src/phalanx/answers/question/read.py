@@ -106,20 +106,20 @@ def read(paths: str | Path | Sequence[str | Path], kind: str | None = None, gpus
     _require_understood(configuration, title)
     _require_numbers(configuration, config)
     job_of(configuration, 1, 1)  # refuses an optimizer out of range, as every command does that prices it
-    mistakes = (*_refused(configuration), *lint(config, configuration))
+    mistakes = (*_mistakes(configuration), *lint(config, configuration))
     part = [Caveat("not modelled", (), configuration.unpriced, ("time", "memory"))] if configuration.unpriced else []
     blocks = configuration.spec.layers if configuration.spec else count(configuration.sizes.get("num_hidden_layers"))
     caveats = (
-        *undivided(configuration, blocks),
+        *division_caveats(configuration, blocks),
         *part,
         *caveats_of(configuration),
         *_unset(configuration, config),
-        *_assumed(configuration, config),
+        *_assumptions(configuration, config),
     )
     return Reading(configuration, mistakes, config, title, caveats)
 
 
-def _refused(c: Configuration) -> Iterator[Mistake]:
+def _mistakes(c: Configuration) -> Iterator[Mistake]:
     """Yield the mistake that the stack refuses the file's strategy, where the file states all that its rules need."""
     row, stated = DOCUMENTED.get(c.stack), c.layout
     if row is None or not (stated.world and stated.global_batch and stated.seq):
@@ -175,7 +175,7 @@ def _require_understood(c: Configuration, title: str) -> None:
     raise InputError("file", title, reason, remedy)
 
 
-def _assumed(c: Configuration, config: Config) -> tuple[Caveat, ...]:
+def _assumptions(c: Configuration, config: Config) -> tuple[Caveat, ...]:
     """Return caveats of the values that a price takes where the file leaves them open, and of what is missing."""
     s = c.layout
     assumed = list(c.notes)
@@ -215,7 +215,7 @@ _PARTS = {"param": "parameter"}
 """A part of the model's state in keys -> in the names of options."""
 
 
-def followed(c: Configuration) -> dict[str, str]:
+def value_sources(c: Configuration) -> dict[str, str]:
     """Return field left open -> the field whose value its reader took, such as etp -> tp."""
     s, stated = c.layout, {meaning.rpartition(".")[2] for meaning in c.understood.values()}
     return {
@@ -288,7 +288,7 @@ def left_even(c: Configuration) -> bool:
     return even and not any(c.options.get(name) for name in OF_STAGES)
 
 
-def undivided(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
+def division_caveats(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:
     """Return the caveat that the framework stops at its start because its blocks cannot be divided evenly."""
     chunks = (c.layout.pp or 1) * (c.layout.virtual or 1)
     other = any("layout" in verdict.changes for verdict in c.not_modelled.values())  # a key that may list them

@@ -22,7 +22,7 @@ from phalanx.answers.question.precision import (
 )
 from phalanx.answers.question.query import Configured, Query
 from phalanx.answers.question.question import Question
-from phalanx.answers.question.strategy_line import filling, planned, strategy_on
+from phalanx.answers.question.strategy_line import filling, strategy_on, with_dp
 from phalanx.frameworks.caveats import (
     BALANCED,
     COMPILED,
@@ -165,7 +165,7 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
     if query.gpus is not None:
         lookup.require_counts(("gpus", query.gpus))
     gpus = query.gpus or saved.strategy.world
-    strategy, rule = strategy_on(query.strategy, gpus) if query.strategy else planned(saved.strategy, gpus)
+    strategy, rule = strategy_on(query.strategy, gpus) if query.strategy else with_dp(saved.strategy, gpus)
     about, planned_stack = str(path), str(saved.choices.get("stack", OWN_STACK))
     if planned_stack == OWN_STACK and "stack" not in saved.choices and query.stack is None:
         if query.precision is not None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question
 from phalanx.answers.question.resolution import read
-from phalanx.answers.question.strategy_line import fixed
+from phalanx.answers.question.strategy_line import fixed_conditions
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, row_of
 from phalanx.spec.errors import InputError
 
@@ -69,4 +69,4 @@ def first_answer(questions: Iterable[Question], answer: Callable[[Question], T],
 
 
 def _said(query: Query) -> str:
-    return ", ".join(filter(None, (fixed(query.strategy), query.where)))
+    return ", ".join(filter(None, (fixed_conditions(query.strategy), query.where)))

@@ -7,7 +7,7 @@ from phalanx.spec.strategy import spec as strategies
 from phalanx.spec.strategy.spec import Strategy
 
 
-def planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
+def with_dp(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
     """Return (a strategy that has its dp, words for where that is from). Raises InputError."""
     _require_ranks(strategy, gpus)
     return strategy, f"dp={strategy.dp} of the plan{_idle(strategy, gpus)}"
@@ -16,7 +16,7 @@ def planned(strategy: Strategy, gpus: int) -> tuple[Strategy, str]:
 def strategy_on(line: str | Strategy, gpus: int) -> tuple[Strategy, str]:
     """Return (the strategy of a line on `gpus` GPUs, words for where its dp is from). Raises InputError."""
     if isinstance(line, Strategy):
-        return planned(line, gpus)
+        return with_dp(line, gpus)
     table = strategies.parse(line)
     if "dp" in table:
         chosen = make_strategy(table)
@@ -44,7 +44,7 @@ def _filling(s: Strategy, gpus: int, split: str) -> str:
     return f"dp={s.dp} fills {gpus} GPUs" + (f" over {split}" if split else "")
 
 
-def fixed(line: str | Strategy | None) -> str:
+def fixed_conditions(line: str | Strategy | None) -> str:
     """Return the conditions that fix the fields of a strategy's line in a search; `pp=*` leaves one open. Raises
     InputError."""
     table = strategies.parse(str(line or ""))
@@ -58,7 +58,7 @@ def as_given(error: InputError, query: Query) -> InputError:
         return InputError("where", error.value, error.reason, error.remedy)
     if error.field != "where":
         return error
-    of_line, about = fixed(query.strategy).split(", "), str(error.value).split(", ")
+    of_line, about = fixed_conditions(query.strategy).split(", "), str(error.value).split(", ")
     count = sum(condition in of_line for condition in about)
     name = "strategy" if count == len(about) else "strategy, where" if count else "where"
     return InputError(name, error.value, error.reason, error.remedy)

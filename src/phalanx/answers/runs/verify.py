@@ -118,7 +118,7 @@ def target(query: Query, overrides: Sequence[str], announce: Announce) -> Verifi
         file = replace(file, cluster=_chosen(str(cluster)))
     require_modules(file.model, 1 if file.strategy is None else file.strategy.cp)
     if file.strategy is None:
-        return _decided(file, announce)
+        return _decide(file, announce)
     require_runnable(file.strategy, file.job)
     check(file.strategy, file.model, file.job, None)
     return _of_job(file, file.strategy)
@@ -138,7 +138,7 @@ def _of_options(query: Query, overrides: Sequence[str]) -> VerifiedJob:
     if (products := PRECISIONS[question.precision]).narrow:
         job = replace(job, precision=replace(job.precision, products=products.name))  # type: ignore[arg-type]
     if overrides:
-        job = _changed(job, overrides)
+        job = _with_overrides(job, overrides)
     require_runnable(strategy, job)
     check(strategy, p.model, job, None)
     priced = price(p.model, p.cluster, job, strategy)
@@ -148,7 +148,7 @@ def _of_options(query: Query, overrides: Sequence[str]) -> VerifiedJob:
     return VerifiedJob(p.model, job, priced.strategy, None, tuple(notes))
 
 
-def _changed(job: Job, overrides: Sequence[str]) -> Job:
+def _with_overrides(job: Job, overrides: Sequence[str]) -> Job:
     """Return a job with `--set job.field=value` applied. Raises InputError."""
     tables = {"job": _given(asdict(job))}
     for item in overrides:
@@ -235,7 +235,7 @@ def _of_plan(path: Path) -> VerifiedJob:
     if plan.strategy.world > plan.cluster.ranks:
         reason = f"has more ranks than its cluster, {plan.cluster.ranks}"
         raise InputError("plan.strategy", str(plan.strategy), reason)
-    measured, notes = _measured(path.with_name("recorded.json"))
+    measured, notes = _measured_peak(path.with_name("recorded.json"))
     if "stack" not in plan.prediction:
         return VerifiedJob(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction)
     question = read(Query(path))
@@ -246,7 +246,7 @@ def _of_plan(path: Path) -> VerifiedJob:
     return VerifiedJob(plan.model, plan.job, plan.strategy, measured, notes, plan.prediction, about, question.pricing)
 
 
-def _measured(record: Path) -> tuple[int | None, tuple[str, ...]]:
+def _measured_peak(record: Path) -> tuple[int | None, tuple[str, ...]]:
     """Return (peak memory in bytes that a run recorded, or None; a note where the record is damaged)."""
     if not record.exists():
         return None, ()
@@ -267,7 +267,7 @@ def _chosen(cluster: str) -> ClusterChoice:
     return ClusterChoice(preset=cluster)
 
 
-def _decided(file: JobFile, announce: Announce) -> VerifiedJob:
+def _decide(file: JobFile, announce: Announce) -> VerifiedJob:
     """Return a job whose strategy is "auto", with the strategy that a search finds. Raises InputError."""
     decision = decide(file, announce=announce)
     return VerifiedJob(file.model, file.job, decision.plan.strategy, None, file.notes)

@@ -228,7 +228,7 @@ def on_links(
     return collectives(op, size, ranks, cluster_of_links(ranks, alpha_us * 1e-6, rate_gb_s * 1e9), files)
 
 
-def measured(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:
+def measure_collective(op: str, size: str, ranks: int, announce: Announce = lambda _: None) -> CollectiveMeasurement:
     """Measure a collective between ranks of this machine. Raises InputError."""
     from phalanx.answers.machine.measure import local_collectives
 

@@ -114,7 +114,7 @@ def draw(
     runs = [name for name in names if Path(name).is_dir()]
     schedules = [schedule_named(name, ranks, micro_batches, virtual) for name in names if name not in runs]
     return PipelineDrawing(
-        tuple(_priced(s, costs, transfer) for s in schedules), tuple(of_run(Path(name)) for name in runs), costs
+        tuple(_price(s, costs, transfer) for s in schedules), tuple(of_run(Path(name)) for name in runs), costs
     )
 
 
@@ -140,7 +140,7 @@ def compare(
                 raise
             left_out.append(f"{name}: {error}")
         else:
-            priced.append(_priced(schedule, costs, transfer))
+            priced.append(_price(schedule, costs, transfer))
     return PipelineComparison(tuple(priced), tuple(left_out))
 
 
@@ -168,7 +168,7 @@ def prove(
     return PipelineProofs(tuple(proofs))
 
 
-def _priced(s: PipelineSchedule, costs: str, transfer: float) -> ScheduleCost:
+def _price(s: PipelineSchedule, costs: str, transfer: float) -> ScheduleCost:
     """Prove a schedule and price it; the chunks of a rank share the rank's costs equally.
 
     Raises InputError, Unproved.

@@ -15,7 +15,7 @@ from phalanx.answers.question.strategy_line import as_given
 from phalanx.answers.search.whole_training import (
     PricedOffer,
     cheapest,
-    counted,
+    objective_value,
     require_in_time,
     uneven_steps_of,
 )
@@ -228,13 +228,13 @@ def model_plan(
     try:
         return first_answer(
             searches_of(query, query.stack or lookup.stack_on(query.cluster)),
-            lambda question: _searched(question, query, wishes, announce, watch, known, fewer),
+            lambda question: _search(question, query, wishes, announce, watch, known, fewer),
         )
     except InputError as error:
         raise as_given(error, query) from None
 
 
-def _searched(
+def _search(
     question: Question,
     query: Query,
     wishes: Wishes,
@@ -282,7 +282,7 @@ def _searched(
             return full_step(r, p)
         if wishes.objective not in COST_OBJECTIVES:
             return cost.days
-        return counted(_expense(p, gpus, r.seconds, rates, cost), wishes.objective)
+        return objective_value(_expense(p, gpus, r.seconds, rates, cost), wishes.objective)
 
     result = answer(
         pricing,
@@ -312,7 +312,7 @@ def _searched(
         weighed = lengths is None or r.strategy in uneven
         training, step = (whole_training(r, p), full_step(r, p)) if weighed else (None, r.seconds)
         expense = _expense(p, r.strategy.world, step, rates, training)
-        return _planned(r, result, training, expense, uneven.get(r.strategy))
+        return _plan(r, result, training, expense, uneven.get(r.strategy))
 
     return ModelPlan(
         question=question.premises,
@@ -387,7 +387,7 @@ def _expense(p: Pricing, gpus: int, step_s: float, rates: ExpenseRates, training
     return expense_on(gpus, rate, rates, gpus > p.cluster.ranks_per_node, training)
 
 
-def _planned(
+def _plan(
     r: RankedStrategy,
     result: SearchAnswer,
     training: TrainingCost | None,

@@ -37,10 +37,10 @@ def cheapest(offered: Sequence[PricedOffer], objective: str, deadline: float | N
     in_time = [row for row in offered if deadline is None or row[1].days <= deadline]
     if not in_time:
         return min(offered, key=lambda row: row[1].days)
-    return min(in_time, key=lambda row: counted(row[2], objective))
+    return min(in_time, key=lambda row: objective_value(row[2], objective))
 
 
-def counted(expense: Expense, objective: str) -> float:
+def objective_value(expense: Expense, objective: str) -> float:
     """Return the figure of an expense that an objective minimises: GPU-hours, money, energy or carbon."""
     fields = {"money": expense.money, "energy": expense.energy_kwh, "carbon": expense.carbon_kg}
     value = fields.get(objective, expense.gpu_hours)

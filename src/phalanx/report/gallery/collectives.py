@@ -266,7 +266,7 @@ def family() -> Picture:
         "The family of collectives: what each does, and of which others it is made",
         (
             Rounds(tuple(_before_and_after()), head="What each does, over three ranks", across=4),
-            Rounds(tuple(_composed()), head="Of which two some are made", across=3),
+            Rounds(tuple(_compositions()), head="Of which two some are made", across=3),
             Tree(root, "All algorithms"),
         ),
         "`phalanx collectives prove` proves every one of these; compositions by `phalanx collectives show --as`",
@@ -288,7 +288,7 @@ def _before_and_after() -> Iterator[RoundState]:
             yield replace(last, head="after", sends=(), changed=first.changed)
 
 
-def _composed() -> Iterator[RoundState]:
+def _compositions() -> Iterator[RoundState]:
     """Yield the states of operations made of two others: before, after the first, and after the second."""
     for op, (one, other) in (
         ("all_reduce", ("reduce_scatter", "all_gather")),

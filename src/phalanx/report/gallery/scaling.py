@@ -21,11 +21,11 @@ def scaling(
     if not counts:
         raise InputError("gpus", gpus, "is less than one node of 8", "ask for 8 or more")
     question = f"{model} on {cluster}, {batch:,} x {seq:,} tokens"
-    return scaling_of(_scaled(model, cluster, counts, batch, seq), question)
+    return scaling_of(_scaling_sheets(model, cluster, counts, batch, seq), question)
 
 
 @cache
-def _scaled(model: str, cluster: str, counts: tuple[int, ...], batch: int, seq: int) -> tuple[Sheet, ...]:
+def _scaling_sheets(model: str, cluster: str, counts: tuple[int, ...], batch: int, seq: int) -> tuple[Sheet, ...]:
     asked = pricing_by_gpus(model_named(model)[0], cluster_named(cluster), batch, seq, "megatron-core", HEADROOM)
     return tuple(tables.by_gpus(asked, counts, weak) for weak in (False, True))
 

@@ -63,7 +63,7 @@ def sections(plan: ModelPlan, lines: Sequence[str]) -> list[Section]:
         *([_pipeline(best, a)] if best.strategy.pp > 1 else []),
         _roofline(x),
         _axes(x),
-        _rejected(a),
+        _rejected_section(a),
     ]
 
 
@@ -302,6 +302,6 @@ def _under_roofs(
     return Lines(PlotAxis(x, "count", log=True), PlotAxis("FLOP/s", "FLOP/s", log=True), (*roofs, *series))
 
 
-def _rejected(a: SearchAnswer) -> Section:
+def _rejected_section(a: SearchAnswer) -> Section:
     rows = [(r.family, str(r.priced.strategy), r.reason) for r in a.rejected[:24]]
     return Section("Rejected", columns=("family", "strategy", "why not"), rows=rows)

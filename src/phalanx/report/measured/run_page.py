@@ -121,7 +121,7 @@ def _timeline(plan: Plan, trace: Sequence[Mapping[str, Any]]) -> list[Section]:
         if e["pid"] in busy:
             busy[e["pid"]][_kind(e)] += float(e["dur"]) / 1e3
     classes = _classes(plan.strategy, busy)
-    predicted, lanes = _predicted(plan.prediction), []
+    predicted, lanes = _predicted_parts(plan.prediction), []
     begin = min(float(e["ts"]) for e in spans)
     of_rank: dict[int, list[Mapping[str, Any]]] = {pid: [] for pid in classes}
     for e in spans:
@@ -165,7 +165,7 @@ def _kind(e: Mapping[str, Any]) -> str:
     return kind if kind in _KINDS else "other"
 
 
-def _predicted(prediction: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
+def _predicted_parts(prediction: Mapping[str, Any]) -> dict[str, tuple[str, float]]:
     """Return kind -> (its name, predicted milliseconds), in the order of a step."""
     parts = {
         "forward": ("forward passes", "forward_s"),
@@ -239,7 +239,7 @@ def of_run(folder: Path) -> str:
             raise InputError("RUN", str(folder), f"line {i + 1} of metrics.jsonl is of no run of this version")
     kept = [row for row in steps if row["loss"] is not None]  # the others were skipped
     whole = not steps or steps[-1]["step"] - steps[0]["step"] < len(steps)
-    figures = compared(trained.prediction, _json(folder / "recorded.json"))
+    figures = compare_quantities(trained.prediction, _json(folder / "recorded.json"))
     return report(
         folder.name, trained, kept, figures, _events(folder), len(kept) if whole else int(steps[-1]["step"])
     )
@@ -272,16 +272,16 @@ def _events(folder: Path) -> list[dict[str, Any]]:
             for e in spans
         )
         sound = sound and all(type(e["pid"]) is int and 0 <= e["pid"] < _MOST_PIDS for e in (*named, *spans))
-        return events if sound else _damaged(folder, "an event without a rank or a time")
+        return events if sound else _refuse_damaged(folder, "an event without a rank or a time")
     except (KeyError, TypeError, AttributeError) as error:
-        return _damaged(folder, repr(error))
+        return _refuse_damaged(folder, repr(error))
 
 
-def _damaged(folder: Path, why: str) -> NoReturn:
+def _refuse_damaged(folder: Path, why: str) -> NoReturn:
     raise InputError("RUN", str(folder / "trace.json"), f"is not a timeline ({why})", "is the run still writing it?")
 
 
-def compared(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]:
+def compare_quantities(predicted: dict[str, Any], recorded: Any) -> list[MeasuredQuantity]:
     """Return a run's step time, exposed communication and memory with their predictions; [] before it recorded."""
     if not isinstance(recorded, dict):
         return []

@@ -10,7 +10,7 @@ from phalanx.observation.diff import slack
 from phalanx.observation.trainer.verify import ProvedClass
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.html.page import Section, page
-from phalanx.report.style import counted, size
+from phalanx.report.style import count_words, size
 from phalanx.report.view import View
 from phalanx.schedule.pipeline.schedules import SCHEDULES
 
@@ -133,7 +133,7 @@ def program_parity(p: ProgramParity) -> View:
     """Show a program compared with one process."""
     verdict = "holds" if p.passed else "DOES NOT HOLD"
     worst = f" ({p.worst})" if p.worst else ""
-    what = f"{counted(p.parameters, 'gradient')} of the first step, over {counted(p.passes, 'micro-batch')}"
+    what = f"{count_words(p.parameters, 'gradient')} of the first step, over {count_words(p.passes, 'micro-batch')}"
     errors = f"grad_rel_max {p.grad_rel_max:.1e}{worst}, bound {p.bound:.1e}"
     lines = [f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"]
     return View([*lines, *([f"but {p.looks_across}"] if p.looks_across else [])])

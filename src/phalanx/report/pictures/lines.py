@@ -80,7 +80,7 @@ def draw(scene: Scene, panel: Lines) -> None:
             if _within(point[0], panel.x, xs) and _within(point[1], panel.y, ys):
                 about = s.about[k] if s.about else ""
                 scene.dot(*at(*point), f"d{colour}", 3 if s.line else 4.5, about)
-    apart = [f"outside, {_named(mark, panel)}" for mark in panel.marks if mark not in marks]
+    apart = [f"outside, {_mark_title(mark, panel)}" for mark in panel.marks if mark not in marks]
     for rule in rules:
         x, y = at(rule.value, ys[0])[0], at(xs[0], rule.value)[1]
         ends = [(x, top + 0.0), (x, bottom + 0.0)] if rule.axis == "x" else [(left, y), (right, y)]
@@ -102,7 +102,7 @@ def draw(scene: Scene, panel: Lines) -> None:
     for mark in marks:
         point = at(mark.x, mark.y)
         if not labels.place(mark.label, "t halo", list(_around(*point)), point):
-            apart.append(f"the dot at {_named(mark, panel)}")
+            apart.append(f"the dot at {_mark_title(mark, panel)}")
     labels.draw(scene)
     for mark in marks:
         scene.dot(*at(mark.x, mark.y), f"d{mark.colour}", 4.5)
@@ -241,11 +241,11 @@ def text(panel: Lines) -> list[str]:
     lines.append(" " * (wide + 2) + "".join(under).rstrip())
     lines.append(" " * (wide + 2) + panel.x.label)
     lines += [f"{_LETTERS[i]}: {s.name}" for i, s in enumerate(panel.series) if s.name]
-    lines += [f"{_MARKS[i % len(_MARKS)]}: {_named(mark, panel)}" for i, mark in enumerate(marks)]
+    lines += [f"{_MARKS[i % len(_MARKS)]}: {_mark_title(mark, panel)}" for i, mark in enumerate(marks)]
     lines += [f"{'|' if rule.axis == 'x' else '-'}: {rule.label}" for rule in rules]
     return lines
 
 
-def _named(mark: Mark, panel: Lines) -> str:
+def _mark_title(mark: Mark, panel: Lines) -> str:
     where = [short(mark.x, panel.x.unit), short(mark.y, panel.y.unit)]
     return f"{mark.label} ({'; '.join(words for words in where if words != mark.label)})"

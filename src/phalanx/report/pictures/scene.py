@@ -212,7 +212,7 @@ class Scene:
 
     def bare_svg(self, title: str) -> str:
         """Return the SVG without title, note and source, for a page that has them."""
-        return framed(WIDE, self.y + 4, title, title, self._parts)
+        return svg_frame(WIDE, self.y + 4, title, title, self._parts)
 
     def svg(self, title: str, source: str, note: str) -> str:
         """Return the SVG with the title above and note and source below the drawing."""
@@ -230,10 +230,10 @@ class Scene:
         for i, line in enumerate(heads):
             above.text(EDGE, 28 + 20 * i, line, size=15, bold=True)
         body = [*above._parts, f'<g transform="translate(0 {top:.0f})">', *self._parts, "</g>", *foot._parts]
-        return framed(WIDE, high, title, f"{note} Source: {source}".strip(), body)
+        return svg_frame(WIDE, high, title, f"{note} Source: {source}".strip(), body)
 
 
-def framed(wide: float, high: float, title: str, about: str, body: Sequence[str]) -> str:
+def svg_frame(wide: float, high: float, title: str, about: str, body: Sequence[str]) -> str:
     """Return an SVG with a drawing's elements: title and description for screen readers, background, colours by
     class."""
     label = escape(title, {'"': "&quot;"})

@@ -1,7 +1,7 @@
-"""LoRA adapters (Hu et al. 2021): W + B A, with A of (rank, in) and B of (out, rank); W is kept.
+"""LoRA adapters (Hu et al. 2021): W + B A, with A of (rank, in) and B of (out, rank), not merged into W.
 
-A batch with several adapters reads the adapters of all its requests in each step (S-LoRA, Sheng et al. 2023). One
-that is not on the GPU comes from the host's memory.
+Each step reads the adapters of all requests in its batch (S-LoRA, Sheng et al. 2023). Adapters that are not on the
+GPU are copied from the host's memory.
 """
 
 from phalanx.spec.model.spec import ModelSpec, parameters
@@ -13,7 +13,6 @@ HOST_BYTES_PER_S = 25e9
 
 
 def adapter_bytes(model: ModelSpec) -> float:
-    """Return the bytes of an adapter in 16 bits, for the matrices of attention and of a dense MLP, without
-    experts."""
+    """Return the bytes of a 16-bit adapter of all matrices of attention and dense MLPs; experts have none."""
     matrices = [p.shape for p in parameters(model) if p.role in ("column", "row") and len(p.shape) == 2]
     return 2.0 * RANK * sum(rows + columns for rows, columns in matrices)

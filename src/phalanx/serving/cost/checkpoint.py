@@ -1,9 +1,9 @@
-"""Quantised checkpoints: blocks of fp8 weights that share a scale, which engines do not cut (`weight_block_size`),
-and matrices that are kept in 16 bits: ours, by the names that files give their modules.
+"""Quantised checkpoints: their types of weights, blocks of fp8 weights that share a scale (`weight_block_size`), and
+the matrices that they keep in 16 bits, by the names of modules.
 
-vLLM and SGLang stop as they load experts of which a rank would hold a part of a block: vllm-project/vllm#17569,
-#54178, fp8.py, `Fp8MoEMethod.create_weights`; sgl-project/sglang#10852, fp8.py:557. Weights that an engine quantises
-as it loads them have one scale a tensor, and are cut anywhere.
+vLLM and SGLang stop while loading experts if a rank would hold part of a block: vllm-project/vllm#17569, #54178,
+fp8.py, `Fp8MoEMethod.create_weights`; sgl-project/sglang#10852, fp8.py:557. Weights that an engine quantises on load
+have one scale a tensor, and can be cut anywhere.
 """
 
 import re
@@ -22,7 +22,7 @@ from phalanx.spec.model.blocks.operators import Conv, Scan
 from phalanx.spec.model.spec import ModelSpec
 
 BLOCKWISE = ("vllm", "sglang")
-"""Engines that are known to stop."""
+"""Engines that stop at a block that is cut."""
 _BLOCK = 128
 _PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2|kimi-k2(?!-thinking|[.][56])")
 """Checkpoints whose config.json has blocks of 128 x 128."""
@@ -30,11 +30,11 @@ _PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2|k
 _KEPT = ((re.compile(r"meta-llama/(meta-)?llama-3\.1-405b(-instruct)?-fp8"),
           ("*.self_attn.*", "*.layers.0.mlp.*", "*.layers.125.mlp.*")),
          (re.compile(r"(openai/)?gpt-oss-\d+b|moonshotai/kimi-k2(-thinking|\.[56])"), ("!*.experts.*",)))  # fmt: skip
-"""Names of published checkpoints -> what they keep in 16 bits, not only the embedding and the head: arXiv 2407.21783,
-6.2 (no attention, neither the first nor the last layer; vllm-project/vllm#6746 loads as much); of gpt-oss and Kimi K2
-all but the routed experts (`modules_to_not_convert` and `ignore` of their config.json)."""
+"""Names of published checkpoints -> modules in 16 bits, in addition to the embedding and the head: arXiv 2407.21783,
+6.2 (attention, and the first and last layer; so does vllm-project/vllm#6746); of gpt-oss and Kimi K2 all but the
+routed experts (`modules_to_not_convert` and `ignore` of their config.json)."""
 _QUANTISED = re.compile("fp8|fp4|awq|gptq|int4|w4a16")
-"""What a name says of a checkpoint whose matrices are in fewer than 16 bits."""
+"""Parts of the names of checkpoints with matrices in fewer than 16 bits."""
 
 
 _BY_METHOD = {
@@ -51,18 +51,18 @@ _BY_NAME = (
     (_INT8 := re.compile("int8|w8a(8|16)"), "fp8"),
     (re.compile("fp8|deepseek-(v3|r1)(?!.*distill)|kimi-k2|minimax-m2"), "fp8"),
 )
-"""Parts of a name -> the type of weights: gpt-oss has its experts in MXFP4 (arXiv 2508.10925, 2.1), Kimi K2 from its
-thinking model on in int4 (its config.json, quantization_config)."""
+"""Parts of a name -> the type of weights: experts of gpt-oss are in MXFP4 (arXiv 2508.10925, 2.1), of Kimi K2 since
+its thinking model in int4 (its config.json, quantization_config)."""
 
 
 def by_method(word: object) -> str:
-    """Return the type of weights that a word of --quantization means; empty if it is not known."""
+    """Return the type of weights by a word of --quantization or a quant_method; empty: unknown."""
     return _BY_METHOD.get(word, "") if isinstance(word, str) else ""
 
 
 def published_weights(name: str) -> str:
-    """Return the type of a checkpoint's weights by its config.json, or by its name: bf16 where neither says one.
-    Raises InputError for a file that cannot be read."""
+    """Return the type of a checkpoint's weights, by its config.json or its name; bf16 by default. Raises InputError
+    for an unreadable file."""
     table = _quantization(name)
     groups = table.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, dict) else None
@@ -73,29 +73,29 @@ def published_weights(name: str) -> str:
             return stated[kind]
     if kind := by_method("nvfp4" if table.get("quant_algo") == "NVFP4" else table.get("quant_method")):
         return kind
-    called = "/".join(Path(name.removesuffix("/config.json")).parts[-2:]).lower()
-    return next((kind for names, kind in _BY_NAME if names.search(called)), "bf16")
+    short = "/".join(Path(name.removesuffix("/config.json")).parts[-2:]).lower()
+    return next((kind for names, kind in _BY_NAME if names.search(short)), "bf16")
 
 
-def as_published(name: str) -> tuple[str, ...]:
-    """Return what is said where a checkpoint's type of weights is taken though its name does not spell it."""
+def published_note(name: str) -> tuple[str, ...]:
+    """Return a note if a published checkpoint is quantised and its name does not say so."""
     kind = published_weights(name)
     if kind == "bf16" or _is_file(name) or _QUANTISED.search(name.lower()):
         return ()
     if _INT8.search(name.lower()):
         return ("assumed: weights of int8 take the bytes and, on Hopper and later, the time of fp8's",)
-    of = "its experts in " if "gpt-oss" in name.lower() else ""
-    return (f"assumed: weights in {kind}, the type of {of}the published checkpoint: --weights for another",)
+    part = "its experts in " if "gpt-oss" in name.lower() else ""
+    return (f"assumed: weights in {kind}, the type of {part}the published checkpoint: --weights for another",)
 
 
 def of_checkpoint(model: ModelSpec, name: str) -> ModelSpec:
-    """Return a model with what the published checkpoint of this name keeps in 16 bits."""
+    """Return a model with the 16-bit modules of the published checkpoint of this name."""
     kept = next((kept for names, kept in _KEPT if names.fullmatch(name.lower())), ())
     return replace(model, unquantised=kept) if kept else model
 
 
-def taken_of_checkpoint(model: ModelSpec, name: str, weights: str) -> str:
-    """Return what is taken for granted of a quantised checkpoint by its name alone; empty if nothing is."""
+def checkpoint_assumption(model: ModelSpec, name: str, weights: str) -> str:
+    """Return the assumption about a quantised checkpoint of which only the name is known; empty: there is none."""
     stated = _is_file(name) or (weights == "fp8" and scale_block(name))
     if stated or weights == "bf16" or model.unquantised or not _QUANTISED.search(name.lower()):
         return ""
@@ -104,8 +104,8 @@ def taken_of_checkpoint(model: ModelSpec, name: str, weights: str) -> str:
 
 
 def scale_block(name: str) -> int:
-    """Return the rows of a block of a model's published fp8 weights, or of a config.json's; 0: no blocks. Raises
-    InputError for a file that cannot be read."""
+    """Return the rows of a block of a model's fp8 weights, as published or by its config.json; 0: no blocks. Raises
+    InputError for an unreadable file."""
     if not _is_file(name):
         return _BLOCK if _PUBLISHED.search(name.lower()) else 0
     sizes = _quantization(name).get("weight_block_size")
@@ -118,7 +118,7 @@ def _is_file(name: str) -> bool:
 
 
 def _quantization(name: str) -> dict[str, Any]:
-    """Return a config.json's quantization_config; empty where it has none, or the name is no file here."""
+    """Return the quantization_config of a config.json; empty if it has none, or the file is not here."""
     path = Path(name) if name.endswith(".json") else Path(name) / "config.json"
     if not _is_file(name) or not path.exists():  # a plan may be started where its model is not
         return {}
@@ -127,14 +127,14 @@ def _quantization(name: str) -> dict[str, Any]:
     return table if isinstance(table, dict) else {}
 
 
-def cut_block(model: ModelSpec, x: ServingLayout, block: int) -> str:
-    """Return which matrix a layout cuts inside a block, and what to do; empty if none."""
+def cut_block_error(model: ModelSpec, x: ServingLayout, block: int) -> str:
+    """Return which matrix a layout cuts inside a block of `block` rows, and a remedy; empty: none."""
     e = model.experts
     widths = (("experts'", e.ffn, x.moe_tp), ("shared expert's", e.shared_ffn, x.tp)) if e else ()
-    for of, width, ranks in (*widths, ("MLP's", 0 if e and not e.dense_layers else model.ffn, x.tp)):
+    for owner, width, ranks in (*widths, ("MLP's", 0 if e and not e.dense_layers else model.ffn, x.tp)):
         if block and ranks > 1 and width % (block * ranks):
-            part = f"{width // ranks} of the {of} width {width} on a rank are no whole blocks of {block}"
-            wide = f"ep={ranks}, or " if of == "experts'" else ""
+            part = f"{width // ranks} of the {owner} width {width} on a rank are no whole blocks of {block}"
+            wide = f"ep={ranks}, or " if owner == "experts'" else ""
             why = "which share a scale in this fp8 checkpoint: the engine stops as it loads them"
             return f"{part}, {why}; use {wide}a smaller tp"
     return ""
@@ -152,14 +152,14 @@ _SUBLAYERS = {
     "selective": ("mixer", "mamba"),
     "conv": ("conv", "short_conv"),
 }
-"""Modules by the kind of a recurrence, or a sublayer's name."""
+"""Kind of a recurrence, or name of a sublayer -> names of its module."""
 _INTO = {
     "delta": ("in_proj_qkvz", "in_proj_qkv", "in_proj_z", "in_proj_ba"),
     "ssd": ("in_proj",),
     "selective": ("in_proj", "x_proj", "dt_proj"),
     "conv": ("in_proj",),
 }
-"""What the products into a recurrence are joined to."""
+"""Kind of a recurrence -> names of its fused input projections."""
 _PARTS = {
     **{part: (f"{part}_proj", "qkv_proj") for part in "qkv"},
     "o": ("o_proj", "out_proj", "dense"),
@@ -175,7 +175,7 @@ _WITHIN = {"experts": ("experts.0", "experts"), "shared": ("shared_experts", "sh
 
 
 def _names(i: int, s: Sublayer, weight: str) -> Iterator[str]:
-    """Yield the names that files may give the module of a matrix of layer `i`."""
+    """Yield the possible names, in files of checkpoints, of the module of a matrix of layer `i`."""
     scan = s.first(Scan)
     kind = scan.kind if scan is not None else "conv" if s.first(Conv) is not None else s.name
     *within, part = weight.split(".")[:-1] or [weight]
@@ -187,8 +187,8 @@ def _names(i: int, s: Sublayer, weight: str) -> Iterator[str]:
 
 
 @cache
-def _listed(wildcards: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return what names modules in 16 bits, and what names those that alone are quantised (`!`)."""
+def _patterns(wildcards: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Return patterns of the modules in 16 bits, and of the only quantised modules (`!`)."""
     apart = [[w.removeprefix("!") for w in wildcards if w.startswith("!") is alone] for alone in (False, True)]
     named, alone = (re.compile("|".join(map(translate, some)) or "(?!)") for some in apart)
     return named, alone
@@ -196,7 +196,7 @@ def _listed(wildcards: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str
 
 def is_whole(model: ModelSpec, i: int, s: Sublayer, weight: str) -> bool:
     """Whether the model's quantised checkpoint keeps a matrix of layer `i` in 16 bits."""
-    named, alone = _listed(model.unquantised)
+    named, alone = _patterns(model.unquantised)
     names = list(_names(i, s, weight))
     return any(map(named.match, names)) or (
         any(w.startswith("!") for w in model.unquantised) and not any(map(alone.match, names))

@@ -1,4 +1,4 @@
-"""Constants of serving engines, fitted on measured runs: what each reaches of a chip, and adds to its kernels."""
+"""Constants of serving engines, fitted on measured runs: shares of a chip's rates, and overheads."""
 
 import json
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from phalanx.spec.errors import InputError, nearest
 
 @dataclass(frozen=True)
 class EngineConstants:
-    """Constants of an engine; shares are of the datasheet's rate."""
+    """Constants of an engine. Shares are relative to the datasheet's rate."""
 
     host_s: Column = 1.0e-3
-    """Seconds of each step that the GPU waits: scheduling, sampling, preparing inputs."""
+    """Seconds that the GPU waits in each step, for scheduling, sampling and preparing inputs."""
     sequence_s: Column = 5e-6
-    """Seconds per sequence of a step: scheduling and sampling it."""
+    """Seconds of a step for each sequence, for scheduling and sampling it."""
     layer_s: Column = 30e-6
-    """Seconds of a layer's launches and small kernels, under CUDA graphs."""
+    """Seconds of a layer's launches and small kernels under CUDA graphs."""
     expert_layer_s: Column = 15e-6
     """The same, added by routing and by permuting tokens."""
     shared_layer_s: Column = 10e-6
@@ -29,7 +29,7 @@ class EngineConstants:
     linear_layer_s: Column = 15e-6
     """The same, added by linear attention."""
     quantized_layer_s: Column = 10e-6
-    """The same, added by turning inputs into 8 or 4 bits before products."""
+    """The same, added by quantising inputs to 8 or 4 bits before products."""
     index_layer_s: Column = 60e-6
     """The same, added by choosing tokens for sparse attention."""
     eager_layer_s: Column = 250e-6
@@ -45,30 +45,30 @@ class EngineConstants:
     net_hop_s: Column = 9e-6
     """The same across a network."""
     memory: Column = 0.8
-    """Share of memory bandwidth when weights are read."""
+    """Share of the memory bandwidth at which weights are read."""
     cache: Column = 0.9
-    """Share of that when the cache is read."""
+    """Share of `memory` at which the cache is read."""
     expert_memory: Column = 0.8
-    """Share of that when experts are read."""
+    """Share of `memory` at which experts are read."""
     gemm: Column = 0.75
-    """Share of FLOP/s that long products of 16 bits reach."""
+    """Share of FLOP/s that long 16-bit products reach."""
     gemm8: Column = 0.55
-    """The same of 8 bits, inputs turned into them."""
+    """The same of 8-bit products, with the quantisation of their inputs."""
     gemm4: Column = 0.4
-    """The same of 4 bits."""
+    """The same of 4-bit products."""
     expert_gemm: Column = 0.7
-    """Share of that when products are grouped by experts."""
+    """Share of these rates that products grouped by experts reach."""
     inner_half: Column = 150.0
-    """Width of a rank's part of a matrix at which a product reaches half of that."""
+    """Width of a rank's part of a matrix at which a product reaches half of the rate."""
     expert_rows: Column = 32.0
-    """Rows of an expert at which its product reaches half of that."""
+    """Rows of an expert at which its product reaches half of the rate."""
     attention: Column = 0.45
     """Share of 16-bit FLOP/s that attention reaches."""
     sharpness: Column = 2.0
-    """Exponent by which reads and products add up: 1 if they run one after the other; large if the longer hides the
+    """Exponent by which reads and products add up: 1: one runs after the other; large: the longer hides the
     other."""
     reach: Column = 0.95
-    """Exponent of the number of tokens in how many experts they reach: below 1, because tokens choose alike."""
+    """Exponent of the number of tokens in the number of experts that they reach; below 1, as tokens choose alike."""
     imbalance: Column = 1.3
     """Load of the busiest of many ranks of experts, over the mean."""
     balanced: Column = 1.18
@@ -78,32 +78,32 @@ class EngineConstants:
     """Share of the shorter of computing and sending that two half batches hide: 25.5 % more tokens/s in decoding
     (the same)."""
     link: Column = 0.8
-    """Share of a link's rate."""
+    """Share of a link's rate that collectives reach."""
     first_s: Column = 10e-3
     """Seconds before a request's first step: parsing, tokenising, the HTTP response."""
     token_s: Column = 3e-6
     """Seconds per token of a prompt before its first step: tokenising, hashing the blocks of its cache."""
     accept_s: Column = 1e-3
-    """Seconds of the server's one process for a request, which takes one after the other: published bursts of 1,000
-    prompts of 128 tokens begin 0.4 to 1.5 s later than their steps take (validation/data/bursts.csv)."""
+    """Seconds of the server's single process for a request, one after the other: published bursts of 1,000 prompts of
+    128 tokens begin 0.4 to 1.5 s later than their steps take (validation/data/bursts.csv)."""
     balance_steps: Column = 5.0
-    """Decoding steps that a prompt waits, where attention is data parallel, for prompts of the other groups."""
+    """Decoding steps that a prompt waits for prompts of other groups, where attention is data parallel."""
     first_steps: Column = 5.0
-    """Decoding steps that pass before the first token leaves the server, where tokens are handed out in intervals, as
-    in the measured loops."""
+    """Decoding steps before the first token leaves the server, where tokens are sent in intervals, as in the measured
+    loops."""
     overlap_steps: Column = 2.0
-    """The same where each is sent, as servers do by themselves: a step's tokens are handled while the next runs, for
-    whose end a new prompt waits too (SGLang, srt/managers/scheduler.py, event_loop_overlap; vLLM's asynchronous
-    scheduling)."""
+    """The same where each token is sent, the default of servers: a step's tokens are handled during the next step,
+    and a new prompt waits for the end of the running step (SGLang, srt/managers/scheduler.py, event_loop_overlap;
+    vLLM's asynchronous scheduling)."""
     burst: Column = 0.05
-    """Share of all concurrent prompts that the mean prompt waits for where lengths differ, as clients start
-    together."""
+    """Share of all concurrent prompts that the mean prompt waits for where lengths differ, because all clients start
+    at once."""
     wave: Column = 0.15
     """The same where all requests have one length: they end together, and clients return in waves."""
 
     def way(self, input: float, attention_dp: int, each: bool = False) -> tuple[float, float]:
-        """Return (seconds, decoding steps) from sending a prompt to receiving its first token, beyond its own steps
-        and those queued before it. `each`: whether the server sends every token."""
+        """Return (seconds, decoding steps) from sending a prompt to receiving its first token, without the steps of
+        the prompt and of prompts queued before it. `each`: whether the server sends every token by itself."""
         steps = (self.overlap_steps if each else self.first_steps) + (self.balance_steps if attention_dp > 1 else 0.0)
         return float(self.first_s + self.token_s * input), float(steps)
 
@@ -115,7 +115,7 @@ FITTED_FILE = Path(__file__).with_name("fitted_engines.json")
 
 @cache
 def fitted() -> Mapping[str, Mapping[str, float]]:
-    """Return the shipped constants by engine. Raises ValueError for one that is not a positive number."""
+    """Return engine -> its fitted constants. Raises ValueError for one that is not a positive number."""
     table: dict[str, dict[str, float]] = json.loads(FITTED_FILE.read_text())
     for name, constants in table.items():
         if wrong := [c for c, value in constants.items() if c not in FIELDS or not 0 < value < float("inf")]:
@@ -132,5 +132,5 @@ def engine(name: str, table: Mapping[str, Mapping[str, float]] | None = None) ->
 
 
 def release_of(name: str, version: str) -> str:
-    """Return the row of constants for an engine's version: releases that differ have rows of their own."""
+    """Return the row of constants of an engine's version: some releases have their own."""
     return "trtllm 1.0" if name == "trtllm" and version.startswith("1.0.") else name

@@ -1,4 +1,4 @@
-"""The layout of one copy of a model over GPUs in serving."""
+"""The layout of a copy of a served model over GPUs."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class ServingLayout:
     pp: int = 1
     """Pipeline stages."""
     attention_dp: int = 1
-    """Groups of tp ranks that each compute attention for their own requests; the layers after it are split over all
+    """Groups of tp ranks, each of which computes attention for its own requests; MLPs and experts are split over all
     groups."""
     moe_tp: int = 1
     """Tensor parallelism inside experts; in a dense model, of the MLP."""

@@ -1,6 +1,6 @@
 """The price of one model under one engine: seconds of a step by part (step.py), bytes of weights and cache.
 
-What kernels, links and an engine reach and add is fitted on measured runs (engines.py).
+The shares of rates that kernels and links reach, and an engine's overheads, are fitted on measured runs (engines.py).
 """
 
 from dataclasses import dataclass
@@ -32,8 +32,8 @@ from phalanx.spec.model.spec import ModelSpec
 
 LargeEp = Literal["auto", "on", "off"]
 """Whether experts over several GPUs, with data-parallel attention, run with DeepEP, DeepGEMM and placement by load.
-auto: where they lie over more GPUs than share NVLink, whose other kernels would send every token over the network
-once for each of its experts."""
+auto: where they span several NVLink domains, because other kernels would send each token over the network once for
+each of its experts."""
 LARGE_EP: tuple[LargeEp, ...] = get_args(LargeEp)
 
 
@@ -47,30 +47,30 @@ class ServingPrice:
     weights: str
     cache: str
     expert_weights: str = ""
-    """Type of routed experts' weights; empty: as `weights`."""
+    """Type of the weights of routed experts; empty: as `weights`."""
     large_ep: LargeEp = "auto"
     memory_share: float | None = None
-    """The engine's own option of the share of a GPU's memory; None: its default."""
+    """The engine's option for its share of a GPU's memory; None: its default."""
     step_tokens: int | None = None
-    """Tokens of a step of an attention group; None: as many as the engine takes by itself."""
+    """The most tokens of a step of an attention group; None: the engine's default."""
     slots: int | None = None
-    """The most requests at once; None: as many as the engine takes by itself."""
+    """The most concurrent requests; None: the engine's default."""
     graphs: int | None = None
-    """The largest batch of CUDA graphs of decoding; None: the engine's own."""
+    """The largest batch of CUDA graphs of decoding; None: the engine's default."""
 
     @cached_property
     def shape(self) -> ServingShape:
-        """The model as the price reads it."""
+        """The model's sums over layers."""
         return shape_of(self.model)
 
     @cached_property
     def constants(self) -> EngineConstants:
-        """Constants of the engine."""
+        """The engine's fitted constants."""
         return engine(self.engine)
 
     @cached_property
     def chip(self) -> ChipRates:
-        """The cluster's chip and links; from the chip's datasheet where the cluster does not say."""
+        """Rates of the cluster's chip and links; by the chip's datasheet where the cluster has none."""
         chip, device, tiers = CHIPS[chip_name(self.cluster.device.name)], self.cluster.device, self.cluster.tiers
         return ChipRates(
             memory_bytes_per_s=device.memory_bandwidth_bytes_per_s,
@@ -94,7 +94,7 @@ class ServingPrice:
         return GpuSplit(x.tp, x.attention_dp, x.pp, x.moe_tp, x.moe_ep, *bytes_, float(self.is_large(x)), most)
 
     def is_large(self, x: ServingLayout) -> bool:
-        """Whether a layout's experts run as in deployments over many GPUs."""
+        """Whether a layout's experts run with DeepEP and placement by load."""
         if x.attention_dp == 1 or x.moe_ep < x.width or self.large_ep == "off":
             return False
         return self.large_ep == "on" or x.width > self.chip.domain
@@ -106,8 +106,8 @@ class ServingPrice:
         return float(token_bytes(self.shape, each) + self.shape.window_cache * each)
 
     def cache_bytes_per_gpu(self, x: ServingLayout) -> float:
-        """Bytes of one token's cache on a GPU: heads are split by tp, and duplicated where it exceeds them; latents
-        are not split."""
+        """Bytes of one token's cache on a GPU: tp splits heads, and duplicates them beyond their number; latents are
+        not split."""
         m = self.shape
         each = BYTES[self.cache]
         local = m.window_cache / min(x.tp, m.window_heads) * each
@@ -119,7 +119,7 @@ class ServingPrice:
 
     @cached_property
     def memory(self) -> MemoryRule:
-        """How the engine divides a GPU's memory."""
+        """The engine's rule for dividing a GPU's memory."""
         return MemoryRule(self.engine.partition(" ")[0], self.memory_share, self.step_tokens, self.slots)
 
     def bytes_for_weights(self, x: ServingLayout) -> float:
@@ -127,14 +127,14 @@ class ServingPrice:
         return self.memory.room(self.model, self.cluster.device, x, self.is_large(x))
 
     def room(self, x: ServingLayout) -> str:
-        """The bytes for weights and cache in words."""
+        """The memory of a GPU for weights and cache under a layout, in words."""
         return self.memory.words(self.model, self.cluster.device, x, self.is_large(x))
 
     def cache_tokens(self, x: ServingLayout, length: int = 0) -> int:
-        """Tokens whose cache one copy holds; 0 where weights leave no room.
+        """Tokens whose cache one copy holds; 0: weights leave no room.
 
-        Of requests of `length` tokens: layers with a sliding window keep no more of each than the window, so that
-        more of them fit. 0: all tokens in all layers.
+        `length`: tokens of a request. Layers with a sliding window keep only the window of each request, so more
+        requests fit. 0: all layers keep all tokens.
         """
         room = (self.bytes_for_weights(x) - self.weight_bytes(x)) * self.memory.cache_share
         each = (
@@ -160,9 +160,8 @@ class ServingPrice:
     ) -> Any:
         """Return seconds of steps, as columns.
 
-        `tokens` of one prompt after `past` cached ones, along with `sequences` that decode `each` tokens and have
-        `context` cached ones in sum. `uneven`: the prompt's tokens in the busiest group that attends apart, over
-        their mean.
+        A step has `tokens` of a prompt after `past` cached tokens, and `sequences` that decode `each` tokens, with
+        `context` cached tokens in all. `uneven`: tokens of prompts in the busiest attention group over the mean.
         """
         return sum(self.parts(x, tokens, past, sequences, context, uneven, each).values())
 
@@ -176,7 +175,7 @@ class ServingPrice:
         uneven: float = 1.0,
         each: int = 1,
     ) -> dict[str, Any]:
-        """Return the seconds of a step by part."""
+        """Return part -> seconds of a step, as `seconds`."""
         tokens, past, sequences, context = (np.asarray(v, float) for v in (tokens, past, sequences, context))
         pairs = tokens * (past + (tokens + 1) / 2)
         batch = StepLoad(tokens, pairs, np.minimum(tokens, 1.0), sequences, context, uneven, each)

@@ -1,4 +1,4 @@
-"""A model as the price of a step reads it: sums over its operators, by what splits them and what they cost.
+"""The sums over a model's layers from which steps are priced, by how parallelism splits them.
 
 Every field may be a NumPy column (one entry per model), so that the same formulas price one step or 10^5.
 """
@@ -20,70 +20,76 @@ from phalanx.spec.model.spec import ModelSpec
 
 @dataclass(frozen=True)
 class ServingShape:
-    """Sums over a model's layers, in elements, unless said otherwise."""
+    """Sums over a model's layers, in elements by default."""
 
     layers: Column
     """Pairs of sublayers, such as attention and MLP: half of all sublayers."""
     hidden: Column
     attention: Column
-    """Matrices of sublayers that mix tokens, attention and recurrences, that tensor parallelism splits."""
+    """Matrices of attention and recurrences that tensor parallelism splits."""
     replicated: Column
-    """Matrices that every rank has in full: latent projections, routers, the index of sparse attention."""
+    """Matrices that every rank holds in full: latent projections, routers, the index of sparse attention."""
     mlp: Column
     """Dense MLPs and shared experts."""
     expert: Column
     """Routed experts."""
     whole: Column
-    """Of `attention`, what a quantised checkpoint keeps in 16 bits."""
+    """The part of `attention` that a quantised checkpoint keeps in 16 bits."""
     whole_mlp: Column
+    """The same of `mlp`."""
     whole_expert: Column
+    """The same of `expert`."""
     head: Column
     ends: Column
-    """Embedding and head, where one GPU holds both."""
+    """Embedding and head together."""
     experts: Column
-    """Routed experts of a layer; 0: a dense model."""
+    """Number of routed experts of a layer; 0: a dense model."""
     top_k: Column
+    """Routed experts of a token."""
     shared: Column
-    """1: every token also passes a shared expert."""
+    """1: every token passes a shared expert too."""
     expert_ffn: Column
     expert_layers: Column
     latent_layers: Column
-    """Layers whose cache holds latents in place of keys and values."""
+    """Number of layers whose cache holds latents in place of keys and values."""
     linear_layers: Column
-    """Layers of a recurrence, whose state does not grow."""
+    """Number of layers with a recurrence, whose state does not grow."""
     cache: Column
-    """Cache of one token in all layers that keep it of every token: keys and values of all heads, or the latent."""
+    """Cache of a token in all layers that keep every token: keys and values of all heads, or the latent."""
     cache_heads: Column
-    """Heads of a layer that tensor parallelism splits this over; 1: it does not split latents."""
+    """Heads over which tensor parallelism splits `cache`; 1: latents are not split."""
     window_cache: Column
-    """Cache of one token in all layers that keep no more than `window` tokens."""
+    """Cache of a token in all layers that keep at most `window` tokens."""
     window_heads: Column
+    """Heads over which tensor parallelism splits `window_cache`."""
     window: Column
+    """Tokens of a sliding window."""
     state: Column
     """State of a sequence in all recurrences."""
     inputs: Column
     """Last inputs of their convolutions."""
     prompt_width: Column
-    """FLOP per pair of tokens in a prompt, / 4, in all layers without a window."""
+    """A quarter of the FLOP per pair of tokens in a prompt, in all layers without a window."""
     window_width: Column
-    """The same in all layers with one, also in decoding."""
+    """The same in all layers with a window, in prompts and in decoding."""
     decode_width: Column
     """As `prompt_width` in decoding, where latents replace keys and values."""
     q_width: Column
-    """Width of a layer's query heads together."""
+    """Width of all query heads of a layer."""
     index_layers: Column
+    """Number of layers with an index."""
     index_top: Column
-    """Tokens that sparse attention chooses; 0: it sees all."""
+    """Tokens that sparse attention chooses; 0: attention is not sparse."""
     index_cache: Column
     """Elements of the index in `cache`."""
     index_width: Column
-    """FLOP per pair to choose them, / 4, in all layers."""
+    """A quarter of the FLOP per pair to choose them, in all layers."""
     wide_norms: Column
-    """Layers whose queries and keys are normalised over all heads, which takes a small all-reduce."""
+    """Number of layers that normalise queries and keys over all heads, with a small all-reduce."""
 
 
 def _matrices(s: Sublayer) -> Iterator[tuple[Weight, int]]:
-    """Yield the matrices of a sublayer's products and of its index, with their elements."""
+    """Yield (matrix, elements) of a sublayer's products and of its index."""
     for op in s.operators:
         for w in op.weights if isinstance(op, Linear | Index) else ():
             if len(w.shape) > 1:
@@ -94,7 +100,7 @@ def _matrices(s: Sublayer) -> Iterator[tuple[Weight, int]]:
 
 
 def _kind(s: Sublayer, w: Weight) -> str:
-    """Return the sum that a matrix belongs to."""
+    """Return the field of ServingShape to which a matrix is added."""
     if w.role.startswith("expert"):
         return "expert"
     if not any(dim.axis for dim in w.shape):
@@ -142,8 +148,8 @@ def _add(counts: dict[str, Any], s: Sublayer, n: int) -> None:
 
 
 def _keep(counts: dict[str, Any], kept: LayerCache, n: int) -> None:
-    """Add the caches of `n` layers. Raises InputError where those with a window, or those without, differ in what
-    splits them, so that two sums do not describe them."""
+    """Add the caches of `n` layers. Raises InputError if layers with a window, or layers without, differ in their
+    heads or windows, because there is one field for each."""
     counts["linear_layers"] += n * (kept.state > 0)
     counts["state"] += n * kept.state
     counts["inputs"] += n * kept.inputs
@@ -160,8 +166,8 @@ def _keep(counts: dict[str, Any], kept: LayerCache, n: int) -> None:
 
 @cache
 def shape_of(model: ModelSpec) -> ServingShape:
-    """Return the sums of a model. Raises InputError for one whose layers differ in what serving has one number
-    for."""
+    """Return the sums of a model. Raises InputError for layers that serving does not price, or with more than one
+    value of a field that serving has one of."""
     counts: dict[str, Any] = dict.fromkeys(ServingShape.__dataclass_fields__, 0)
     counts |= {"cache_heads": 1, "window_heads": 1}
     if any(mixer.kind == "layer_embedding" for mixer in model.mixers):

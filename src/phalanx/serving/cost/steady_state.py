@@ -1,7 +1,7 @@
-"""Time per token and time to first token of a closed loop of requests, in their steady state, in columns.
+"""Time per token and time to first token of a closed loop of requests, in the steady state, in columns.
 
-C clients send a prompt of I tokens and wait for O tokens, again and again. With B sequences in a batch, t(B) seconds
-of a decoding step at the mean context I + O/2, and T_p those that a prompt adds to the steps that compute it,
+C clients repeatedly send a prompt of I tokens and wait for O tokens. With B sequences in a batch, t(B) seconds of a
+decoding step at the mean context I + O/2, and T_p seconds that a prompt adds to the steps that compute it,
 
     F    = T_1 + f (B - 1) T_b + (p - 1) / 2 TPOT   T_1: the prompt's own step; others' before it; looks every p steps
     TPOT = t(B) + (1 - f) (B - 1) T_p / O           in a cycle each of the others' prompts is computed once: either
@@ -9,8 +9,8 @@ of a decoding step at the mean context I + O/2, and T_p those that a prompt adds
     B    = S O TPOT / (O TPOT + F)                  of the S = min(C, slots) requests, those that decode
     TTFT = t_0 + F + s TPOT + (C - S) / S (O TPOT + F)      s TPOT: tokens leave in intervals; slots: caches that fit
 
-T_b: of a prompt in steps full of prompts, as at the start, when all clients send at once. f is 1/2 where no request
-follows the first of each client, and less where each sends several.
+T_b: seconds of a prompt in steps full of prompts, as at the start, when all clients send at once. f is 1/2 where each
+client sends one request, and less where it sends several.
 
 Where other workers compute prompts, both are stations of a closed network (Bard 1979; Schweitzer 1979): X requests/s,
 
@@ -36,9 +36,9 @@ from phalanx.serving.cost.step import (
 )
 
 STEP_TOKENS = 8192
-"""Tokens of a step where the load does not say: the default of engines on GPUs of 80 GB and more."""
+"""Default tokens of a step: as engines have it on GPUs of 80 GB and more."""
 SHARE, WORKSPACE = 0.9, 4 * 2**30
-"""Share of the memory left by weights that caches take; bytes of activations, graphs and libraries on a GPU."""
+"""Share for caches of the memory that weights leave; bytes of activations, graphs and libraries on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class SteadyLoad:
     memory_bytes: Column
     """Memory of a GPU."""
     same_length: Column
-    """1: all requests have one length, so that they come in waves."""
+    """1: all requests have one length, so they arrive in waves."""
     at_once: Column
-    """1: all requests are sent at once, so that a prompt waits for half of the others."""
+    """1: all requests are sent at once, so a prompt waits for half of the others."""
     step_tokens: Column
-    """Tokens of prompts that a step takes at most."""
+    """The most prompt tokens of a step."""
     poll_steps: Column
-    """Steps between two looks at what arrived; 1: the engine looks before each step."""
+    """Steps between two polls for new requests; 1: the engine polls before each step."""
 
 
 def _seconds(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad) -> Any:
@@ -66,9 +66,9 @@ def _seconds(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, 
 
 
 def prompt_batch(x: GpuSplit, load: SteadyLoad, sequences: Any, context: Any) -> tuple[StepLoad, Any, Any]:
-    """Return the load of a step with prompts and `sequences` that decode, the steps per prompt, and the prompts per
-    step. A step takes the prompts that arrived during the last one, up to its token budget; long prompts are cut into
-    chunks."""
+    """Return (load of a step with prompts and `sequences` that decode, steps of a prompt, prompts of a step of an
+    attention group). A step takes the prompts that arrived during the last step, up to its token budget; long prompts
+    are cut into chunks."""
     chunks = np.ceil(load.input / load.step_tokens)
     together = np.clip(sequences / load.output / x.attention_dp, 1.0, np.maximum(load.step_tokens / load.input, 1.0))
     tokens = load.input * x.attention_dp * together
@@ -92,7 +92,7 @@ def _burst_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, 
 
 
 def slots(m: ServingShape, x: GpuSplit, load: SteadyLoad) -> Any:
-    """Return how many requests of mean length fit in the cache at once: at least one per attention group."""
+    """Return the requests of mean length whose cache fits at once: at least one per attention group."""
     room = SHARE * (load.memory_bytes - weight_bytes(m, x) - WORKSPACE)
     each = request_bytes(m, x, load.input + load.output / 2) / x.pp
     return np.maximum(room / each, 1.0) * x.attention_dp
@@ -101,7 +101,7 @@ def slots(m: ServingShape, x: GpuSplit, load: SteadyLoad) -> Any:
 def aggregated(
     m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, load: SteadyLoad
 ) -> tuple[Any, Any]:
-    """Return (seconds per output token, seconds to first token) where each worker prefills and decodes."""
+    """Return (seconds per output token, seconds to the first token) of workers that prefill and decode."""
     most = np.minimum(load.concurrency, slots(m, x, load))
     waits = _waits(c, load)
     batch, none = most, 0.0 * most
@@ -131,7 +131,8 @@ def disaggregated(
     c: EngineConstants,
     load: SteadyLoad,
 ) -> tuple[Any, Any]:
-    """Return the same for separate workers: `prefill` and `decode` are (split, number of workers)."""
+    """Return (seconds per output token, seconds to the first token) of separate workers, `prefill` and `decode`:
+    (split, number of workers)."""
     (xp, before), (xd, after) = prefill, decode
     none = 0.0 * load.concurrency
     alone, chunks, _ = prompt_batch(xp, load, none, none)

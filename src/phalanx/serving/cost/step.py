@@ -1,10 +1,10 @@
 """Seconds of a step of a serving engine, by part, in columns.
 
-With n tokens in the step, n / d of them in each of d groups of attention, a product with W elements of weights takes
+With n tokens in the step, n / d in each of d attention groups, a product with W elements of weights takes
 
     ((2 n W / share / FLOP/s)^p + (W / share x bytes / bytes/s)^p)^(1/p)        p: how well reads hide behind products
 
-    projections   share = tp                              experts   those that n tokens reach: E (1 - (1 - k/E)^n)
+    projections   share = tp                              experts   of E, n tokens reach E (1 - (1 - k/E)^n)
     attention     4 d pairs FLOP for prompts; in decoding the bytes of the cache, or 4 d FLOP per cached token
     all-reduce    alpha log2(2 tp) + 2 (p - 1)/p bytes / rate, after attention and after the MLP
     dispatch      top_k copies of tokens to their experts' ranks and back, where attention is data parallel
@@ -29,31 +29,31 @@ _FORMATS = {
     **{name: name for name in ("int4", "nvfp4", "mxfp4")},
 }
 BYTES = {name: float(NUMBER_FORMATS[known].bytes_per_value) for name, known in _FORMATS.items()}
-"""Bytes per weight, with the scales of blocks."""
+"""Bytes of a weight, with the scales of blocks."""
 
 
 @dataclass(frozen=True)
 class ChipRates:
-    """A chip as the price of a step reads it: datasheet rates, of which kernels reach a share."""
+    """Datasheet rates of a chip and its links, of which kernels reach a share."""
 
     memory_bytes_per_s: Column
     half: Column
     """FLOP/s of 16-bit products."""
     weights: Column
-    """FLOP/s of products with weights, in the type that they run in."""
+    """FLOP/s of products with weights, in the type of their operands."""
     experts: Column
-    """The same, of experts."""
+    """The same, for experts."""
     link_bytes_per_s: Column
-    """Rate of a GPU in one direction to others in its NVLink domain."""
+    """Rate of a GPU, in one direction, to others in its NVLink domain."""
     net_bytes_per_s: Column
-    """The same to GPUs outside that domain."""
+    """The same to GPUs outside its domain."""
     domain: Column
     """GPUs of an NVLink domain."""
 
 
 @dataclass(frozen=True)
 class GpuSplit:
-    """A ServingLayout and its types, as numbers or columns."""
+    """A ServingLayout with the sizes of its types, as numbers or columns."""
 
     tp: Column
     attention_dp: Column
@@ -61,25 +61,28 @@ class GpuSplit:
     moe_tp: Column
     moe_ep: Column
     weight_bytes: Column
-    """Bytes per element of weights."""
+    """Bytes of an element of weights."""
     expert_bytes: Column
+    """The same, for routed experts."""
     cache_bytes: Column
+    """Bytes of an element of the cache."""
     large_ep: Column = 0.0
-    """1: the engine runs experts with DeepEP's kernels and DeepGEMM's, places them by load, and lets one half of a
-    batch compute while the other's tokens travel, as deployments over many GPUs do."""
+    """1: the engine runs experts with the kernels of DeepEP and DeepGEMM, places them by load, and overlaps the
+    computing of one half of a batch with the communication of the other, as deployments over many GPUs do."""
     graphs: Column = np.inf
     """The most sequences of an attention group that decode under CUDA graphs."""
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """What one step computes, over all attention groups."""
+    """The load of one step, over all attention groups."""
 
     tokens: Column
     """Tokens of prompts."""
     pairs: Column
-    """Pairs of these tokens with the tokens that they attend to."""
+    """Pairs of a prompt's token and a token that it attends to."""
     prompts: Column
+    """Number of prompts."""
     sequences: Column
     """Sequences that decode."""
     context: Column
@@ -87,11 +90,11 @@ class StepLoad:
     uneven: Column = 1.0
     """Prompt tokens in the busiest attention group over the mean of all groups."""
     each: Column = 1.0
-    """Tokens computed of each sequence that decodes: the latest, and those that were drafted."""
+    """Tokens computed of each sequence that decodes: the latest one, and drafted ones."""
 
 
 def product_rate(chip: Chip, kind: str) -> float:
-    """Return the FLOP/s of products with weights of a type; 4-bit weights without tensor-core support are expanded to
+    """Return the FLOP/s of products with weights of a type. 4-bit weights without tensor-core support are expanded to
     16 bits."""
     if kind == "nvfp4":
         return chip.fp4
@@ -99,13 +102,14 @@ def product_rate(chip: Chip, kind: str) -> float:
     return chip.fp8 if eight else chip.half
 
 
-def reached(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
-    """Share of `peak` that long products reach, by type: of 16 bits, 8 (twice the rate) and 4 (four times)."""
+def rate_share(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
+    """Return the share of `peak` that long products reach: by the ratio of `peak` to the rate of 16 bits, products
+    are of 16, 8 (twice that) or 4 bits (four times)."""
     return np.where(peak < 1.5 * chip.half, c.gemm, np.where(peak < 3 * chip.half, c.gemm8, c.gemm4))
 
 
 def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad) -> dict[str, Any]:
-    """Return the seconds of a step by part."""
+    """Return part -> seconds of a step."""
     every = b.tokens + b.sequences * b.each
     group = (b.tokens * b.uneven + b.sequences * b.each) / x.attention_dp
     memory = chip.memory_bytes_per_s * c.memory
@@ -114,7 +118,7 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
         return (compute**c.sharpness + read**c.sharpness) ** (1 / c.sharpness)
 
     def product(elements: Any, n: Any, inner: Any, size: Any, peak: Any) -> Any:
-        rate = peak * reached(chip, c, peak) * inner / (inner + c.inner_half)
+        rate = peak * rate_share(chip, c, peak) * inner / (inner + c.inner_half)
         return roof(2 * elements * n / rate, elements * size / memory)
 
     out: dict[str, Any] = {}
@@ -151,7 +155,7 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
 
 
 def _formats(elements: Any, whole: Any, size: Any, peak: Any, chip: ChipRates) -> list[tuple[Any, Any, Any]]:
-    """Return (elements, bytes of each, FLOP/s) of weights, of which a checkpoint keeps `whole` in 16 bits."""
+    """Return (elements, bytes of an element, FLOP/s) of each type of weights; `whole`: elements in 16 bits."""
     parts = [(elements - whole, size, peak)]
     return [*parts, (whole, 2.0, chip.half)] if np.any(whole) else parts
 
@@ -168,7 +172,8 @@ def _experts(
     memory: Any,
     roof: Any,
 ) -> Any:
-    """Seconds of routed experts' `elements` of `size` bytes, multiplied at `peak`, on the busiest rank."""
+    """Return the seconds of products with `elements` of routed experts, `size` bytes each, at `peak` FLOP/s, on the
+    busiest rank. `every`: tokens of the step."""
     count = np.maximum(m.experts, 1.0)
     spread = 1 - (1 - np.minimum(m.top_k / count, 1.0)) ** (every**c.reach)
     share = elements / (x.moe_tp * x.moe_ep)
@@ -177,7 +182,7 @@ def _experts(
     filled = rows / (rows + c.expert_rows)
     rate = (
         peak
-        * reached(chip, c, peak)
+        * rate_share(chip, c, peak)
         * np.where(x.large_ep > 0, 1.0, c.expert_gemm)
         * filled
         * m.expert_ffn
@@ -192,7 +197,7 @@ def _experts(
 def _attention(
     m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad, memory: Any
 ) -> tuple[Any, Any]:
-    """Seconds of attention in prompts, and in decoding."""
+    """Return (seconds of attention in prompts, seconds of attention in decoding)."""
     peak = chip.half * c.attention
     every, chosen = b.pairs, np.minimum(b.pairs, b.tokens * m.index_top)
     width = m.prompt_width * np.where(m.index_top > 0, chosen, every)
@@ -206,21 +211,21 @@ def _attention(
     read = sequences * cache_bytes(m, x, limit, each) / (memory * c.cache)
     read = read + 2 * sequences * state_bytes(m, x) / memory
     decode = m.decode_width * limit + m.window_width * np.minimum(each, m.window)
-    # Such deployments decode latents of 8 bits with kernels that multiply them so (FlashMLA, FlashInfer).
+    # Deployments over many GPUs decode 8-bit latents with kernels of 8-bit products (FlashMLA, FlashInfer).
     peak = peak * np.where((x.large_ep > 0) & (m.latent_layers > 0) & (x.cache_bytes < 2), 2.0, 1.0)
     return prompt, np.maximum(read, 4 * sequences * b.each * decode / x.tp / peak)
 
 
 STATE_BYTES, INPUT_BYTES = 4.0, 2.0
 """Bytes of an element of a recurrent state, and of a convolution's input (SGLang 02e208d, srt/configs/mamba_utils.py:
-float32 unless config.json says otherwise; vLLM, model_executor/models/config.py, NemotronHForCausalLMConfig and
-Qwen3_5ForConditionalGenerationConfig: what config.json says, which is float32)."""
+float32 by default; vLLM, model_executor/models/config.py, NemotronHForCausalLMConfig and
+Qwen3_5ForConditionalGenerationConfig: as config.json has it, which is float32)."""
 
 
 def cache_bytes(m: ServingShape, x: GpuSplit, length: Any, within: Any = None) -> Any:
-    """Return the bytes of the cache that a step reads of `length` tokens in all layers, on a GPU that has it: heads
-    are split by tp, and duplicated beyond their number. Layers with a window read no more than that of `within`
-    tokens, by default `length`."""
+    """Return the bytes that a step reads of the cache of `length` tokens, in all layers, on a GPU: tp splits heads,
+    and duplicates them beyond their number. Layers with a window read at most the window of `within` tokens, by
+    default of `length`."""
     return _cached(m, x, m.cache * x.cache_bytes, length, within)
 
 
@@ -231,27 +236,26 @@ def _cached(m: ServingShape, x: GpuSplit, token: Any, length: Any, within: Any =
 
 
 _INDEX_BYTES, _PACKED = 132 / 128, 80
-"""Bytes of an element of the index's keys, which engines keep in 8 bits with a scale for 128, whatever the cache's
-type (SGLang, mem_cache/memory_pool.py: index_k_with_scale_buffer; TensorRT-LLM, DSACacheManager), and bytes by which
-a layer's latent of 8 bits is larger with an index: 512 of 8 bits, four scales and 64 of 16 bits are 656 (vLLM's
+"""Bytes of an element of the index's keys: 8 bits with a scale for 128, whatever the cache's type (SGLang,
+mem_cache/memory_pool.py: index_k_with_scale_buffer; TensorRT-LLM, DSACacheManager). Bytes by which an 8-bit latent of
+a layer is larger with an index: 512 values of 8 bits, four scales and 64 values of 16 bits are 656 (vLLM's
 fp8_ds_mla; sgl-project/sglang#11309: 43.67 GB of 975,424 tokens are 788 a layer)."""
 
 
 def token_bytes(m: ServingShape, cache_bytes: Any) -> Any:
-    """Return the bytes that a token's cache takes in all layers that keep it of every token, with elements of
-    `cache_bytes`."""
+    """Return the bytes of a token's cache in all layers that keep every token; `cache_bytes`: of an element."""
     packed = np.where((m.index_cache > 0) & (cache_bytes < 2), _PACKED * m.latent_layers, 0.0)
     return (m.cache - m.index_cache) * cache_bytes + m.index_cache * _INDEX_BYTES + packed
 
 
 def state_bytes(m: ServingShape, x: GpuSplit) -> Any:
-    """Return the bytes of a request's recurrent states, and of the last inputs of their convolutions, in all layers
-    on a GPU, whatever its length."""
+    """Return the bytes on a GPU of a request's recurrent states, with the last inputs of their convolutions, in all
+    layers; the length does not matter."""
     return (STATE_BYTES * m.state + INPUT_BYTES * m.inputs) / x.tp
 
 
 def request_bytes(m: ServingShape, x: GpuSplit, length: Any) -> Any:
-    """Return the bytes that a request of `length` tokens keeps in all layers on a GPU: its cache and its states."""
+    """Return the bytes on a GPU of the cache and the states of a request of `length` tokens, in all layers."""
     return _cached(m, x, token_bytes(m, x.cache_bytes), length) + state_bytes(m, x)
 
 
@@ -266,10 +270,10 @@ def weight_bytes(m: ServingShape, x: GpuSplit) -> Any:
 
 
 _BUS = 64e9
-"""bytes/s of a link up to which it is PCIe (5 with 16 lanes), not NVLink."""
+"""Bytes/s of the fastest link that is PCIe (5 x16), not NVLink."""
 _BUS_PAIR, _BUS_EIGHT, _OLD_BUS_EIGHT = 0.62, 0.37, 0.07
-"""Share of PCIe's rate that all-reduces reach over 2 GPUs; over 8 with PCIe 5 (RTX PRO 6000) and 4 (L40S, over two
-sockets): nccl-tests, 64 MB and more."""
+"""Share of PCIe's rate that all-reduces reach: over 2 GPUs, over 8 with PCIe 5 (RTX PRO 6000), and over 8 with PCIe 4
+(L40S, two sockets); nccl-tests, 64 MB and more."""
 
 
 def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
@@ -277,11 +281,11 @@ def _link(chip: ChipRates, c: EngineConstants, ranks: Any) -> tuple[Any, Any]:
     neighbours."""
     inside, bus = ranks <= chip.domain, chip.link_bytes_per_s <= _BUS
     eight = np.where(chip.link_bytes_per_s < 40e9, _OLD_BUS_EIGHT, _BUS_EIGHT)
-    doublings = np.log2(np.clip(ranks, 2, 8))  # more was never measured
+    doublings = np.log2(np.clip(ranks, 2, 8))  # measured up to 8
     share = np.where(bus, _BUS_PAIR * (eight / _BUS_PAIR) ** ((doublings - 1) / 2), c.link)
     hop = np.where(inside, np.where(bus, 2 * c.hop_s, c.hop_s), c.net_hop_s)
     within, across = chip.link_bytes_per_s * share, chip.net_bytes_per_s * c.link
-    # Ranks on a bus share it on their way out too: what leaves a domain is no faster than what stays.
+    # Traffic that leaves a domain shares its bus, so it is no faster than traffic inside.
     return hop, np.where(inside, within, np.where(bus, np.minimum(across, within), across))
 
 
@@ -309,25 +313,25 @@ def _collectives(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstan
 
 
 def _dense(x: GpuSplit) -> Any:
-    """Return the GPUs that split an MLP or a shared expert: each group has its own where experts are many GPUs'."""
+    """Return the GPUs that split an MLP or a shared expert: with large_ep each attention group has its own copy."""
     return np.where(x.large_ep > 0, x.tp, x.tp * x.attention_dp)
 
 
 TWO_BATCHES_FROM = 128
-"""Tokens of a GPU in a step from which two half batches gain: SGLang's were slower below some 64 to 128
+"""The fewest tokens of a GPU in a step for which two half batches pay: SGLang's were slower below some 64 to 128
 (lmsys.org/blog/2025-05-05-large-scale-ep)."""
 
 
 def two_batches(x: Any, chip: ChipRates, tokens: Any) -> Any:
-    """Whether one half of a step of `tokens` a GPU computes while the other half's travel. Over NVLink alone they
-    travel too fast for it to pay (lmsys.org/blog/2025-06-16-gb200-part-1)."""
+    """Whether one half of a step computes while the tokens of the other are sent; `tokens`: of a GPU in the step.
+    Over NVLink alone sending is too fast for it to pay (lmsys.org/blog/2025-06-16-gb200-part-1)."""
     return (x.large_ep > 0) & (x.tp * x.attention_dp > chip.domain) & (tokens >= TWO_BATCHES_FROM)
 
 
 def _exchange_s(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, group: Any, prompts: Any) -> Any:
-    """Return the seconds of a layer's dispatch and combine by DeepEP. Along with prompts a token crosses the network
-    once to each node that has experts of it, and goes on over NVLink; in decoding it goes to each expert by itself.
-    It goes out in the type of products, and comes back in 16 bits (DeepEP's README)."""
+    """Return the seconds of a layer's dispatch and combine by DeepEP. In steps with prompts a token is sent once to
+    each node with one of its experts, and on over NVLink; in decoding it is sent to each expert. It is sent in the
+    type of the products, and returned in 16 bits (DeepEP's README)."""
     width = x.tp * x.attention_dp
     domains = np.maximum(width / chip.domain, 1.0)
     apart = np.where(domains > 1, 1 - 1 / domains, 1 - 1 / np.maximum(width, 2))

@@ -1,8 +1,8 @@
-"""The command-line arguments that each engine publishes; every launch line is checked against them.
+"""The published command-line arguments of engines, against which every launch line is checked.
 
-data/arguments.json holds, by program and version, the options without a value, those with one, and the values that
-some may take. vLLM's and SGLang's lists are what their own parsers hold when built; TensorRT-LLM's and Dynamo's are
-read from their sources.
+data/arguments.json has, for a version of each program, the options without a value, the options with a value, and the
+allowed values of some. The lists of vLLM and SGLang are from their built parsers; the lists of TensorRT-LLM and
+Dynamo are from their sources.
 """
 
 import json
@@ -21,9 +21,9 @@ class Published:
     flags: frozenset[str]
     """Options without a value."""
     values: frozenset[str]
-    """Options with one."""
+    """Options with a value."""
     choices: dict[str, list[str]]
-    """The values that some of them may take."""
+    """Option -> its allowed values, for some."""
 
 
 @cache
@@ -34,9 +34,9 @@ def published(program: str) -> Published:
     return Published(row["version"], row["source"], flags, values, row["choices"])
 
 
-def refused(programs: Sequence[str], options: Sequence[str]) -> str:
-    """Return what is wrong with a command line's options, each checked against the first program that has it; empty
-    if nothing is."""
+def option_error(programs: Sequence[str], options: Sequence[str]) -> str:
+    """Return the error in a command line's options, each checked against the first of the programs that has it;
+    empty: there is none."""
     known = [published(name) for name in programs]
     i = 0
     while i < len(options):

@@ -1,13 +1,13 @@
-"""What starts vLLM through charts of others, which start `vllm serve` with the model, a port and its degrees, and
-llm-d's routing sidecar, which sends a prompt to prefill first: KServe's and llm-d's.
+"""Manifests for KServe and llm-d, whose charts start `vllm serve` with the model, a port and degrees of parallelism,
+and llm-d's routing sidecar, which sends a prompt to prefill first.
 
-KServe: an LLMInferenceService (serving.kserve.io/v1alpha2). A container's args are appended, through the `eval` of a
+KServe: an LLMInferenceService (serving.kserve.io/v1alpha2). A container's args are appended through the `eval` of a
 shell (kserve/kserve, config/llmisvcconfig/config-llm-template.yaml). Several nodes join by data parallelism alone,
-whose degrees are the manifest's (config-llm-worker-data-parallel.yaml).
+with the manifest's degrees (config-llm-worker-data-parallel.yaml).
 
 llm-d: the values of its chart llm-d-modelservice, for workers of one node (llm-d-incubation/llm-d-modelservice
-v0.4.12, charts/llm-d-modelservice/templates/_helpers.tpl: vllmServeModelCommand, routingProxy). It gives all pods of
-a LeaderWorkerSet one command, and vLLM's differ by node: wider workers are refused.
+v0.4.12, charts/llm-d-modelservice/templates/_helpers.tpl: vllmServeModelCommand, routingProxy). All pods of a
+LeaderWorkerSet get one command, but the commands of vLLM differ by node, so wider workers are refused.
 """
 
 import math
@@ -15,7 +15,7 @@ import shlex
 from typing import Any
 
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.kubernetes import SECRET, ServerGroup, groups, label, variables, without, yaml
+from phalanx.serving.launch.kubernetes import SECRET, ServerGroup, drop_options, groups, label, variables, yaml
 from phalanx.serving.launch.parts import Launch
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.cluster.spec import GIB
@@ -23,14 +23,15 @@ from phalanx.spec.errors import InputError
 
 _OWN_OF_KSERVE = ("--port", "--nnodes", "--node-rank", "--master-addr", "--headless")
 _OF_DATA = ("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel")
-"""What KServe's templates set: of one node, and of several."""
+"""Options that KServe's templates set: always, and in addition for several nodes."""
 _OWN_OF_LLM_D = ("--port", "--tensor-parallel-size", "--data-parallel-size")
 _PORT, _BEHIND_SIDECAR = 8000, 8200
 _OTHERS = "kubernetes or dynamo start it"
 
 
 def _groups(plan: ServingPlan, line: Launch, starter: str) -> tuple[ServerGroup | None, ServerGroup]:
-    """Return who prefills, if that is apart, and who serves. Raises InputError for another engine than vLLM."""
+    """Return (workers of separate prefill or None, the other workers). Raises InputError for another engine than
+    vLLM."""
     if plan.engine != "vllm":
         raise InputError("for", starter, f"starts vLLM, and this plan is of {plan.engine}", "plan it for vllm")
     *before, serving = groups(plan, line)
@@ -38,8 +39,8 @@ def _groups(plan: ServingPlan, line: Launch, starter: str) -> tuple[ServerGroup 
 
 
 def kserve(plan: ServingPlan, line: Launch) -> str:
-    """Write KServe's manifest, as YAML, of a plan whose command lines are `line`. Raises InputError for what its
-    templates do not start."""
+    """Return KServe's manifest, as YAML, of a plan with the launch `line`. Raises InputError for a plan that its
+    templates cannot start."""
     before, serving = _groups(plan, line, "kserve")
     where, note = weights_of(plan)
     spec = {"model": {"uri": f"hf://{where}", "name": where}, **_workload(serving, plan)}
@@ -53,7 +54,7 @@ def kserve(plan: ServingPlan, line: Launch) -> str:
 
 def _workload(g: ServerGroup, plan: ServingPlan) -> dict[str, Any]:
     w, nodes = g.place.workers, g.place.nodes
-    args = without(g.commands[0].options, (*_OWN_OF_KSERVE, *(_OF_DATA if nodes > 1 else ())))
+    args = drop_options(g.commands[0].options, (*_OWN_OF_KSERVE, *(_OF_DATA if nodes > 1 else ())))
     quoted = [shlex.quote(word) for word in args]  # for the shell's `eval`
     container = {"name": "main", "args": quoted, "resources": _limits(g), **variables(g)}
     spec: dict[str, Any] = {"replicas": w.count, "template": {"containers": [container]}}
@@ -71,8 +72,8 @@ def _limits(g: ServerGroup) -> dict[str, Any]:
 
 
 def llm_d(plan: ServingPlan, line: Launch) -> str:
-    """Write the values of llm-d's chart, as YAML, of a plan whose command lines are `line`. Raises InputError for
-    what it does not start."""
+    """Return the values of llm-d's chart, as YAML, of a plan with the launch `line`. Raises InputError for a plan
+    that the chart cannot start."""
     before, serving = _groups(plan, line, "llm-d")
     if wide := next((g for g in (before, serving) if g and g.place.nodes > 1), None):
         reason = f"gives all pods of a worker one command, and a worker takes {wide.place.nodes} nodes"
@@ -107,7 +108,7 @@ def _pods(g: ServerGroup, image: str, port: int) -> dict[str, Any]:
         "name": "vllm",
         "image": image,
         "modelCommand": "vllmServe",
-        "args": without(g.commands[0].options, _OWN_OF_LLM_D),
+        "args": drop_options(g.commands[0].options, _OWN_OF_LLM_D),
         "ports": [{"containerPort": port}],
         "resources": _limits(g),
         "mountModelVolume": True,

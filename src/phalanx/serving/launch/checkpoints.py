@@ -13,10 +13,10 @@ _PUBLISHED: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").r
 
 
 def weights_of(plan: ServingPlan) -> tuple[str, str]:
-    """Return (what to load, a note for the user or nothing).
+    """Return (the weights to load, a note for the user or an empty one).
 
-    A preset's published weights, or the folder of the config.json that was planned for. Raises InputError for a name
-    that a command line would take for an option.
+    The weights are a preset's published ones, or the folder of the plan's config.json. Raises InputError for a name
+    that a command line would read as an option.
     """
     name = plan.model_name
     if name.startswith("-"):
@@ -30,5 +30,5 @@ def weights_of(plan: ServingPlan) -> tuple[str, str]:
 
 
 def quantised_on_load(plan: ServingPlan) -> bool:
-    """Whether the engine must make fp8 of weights that are published in 16 bits."""
+    """Whether the engine quantises 16-bit weights to fp8 while it loads them."""
     return plan.weights == "fp8" != published_weights(plan.model_name)

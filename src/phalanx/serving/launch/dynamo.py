@@ -1,7 +1,7 @@
 """Dynamo: a DynamoGraphDeployment (nvidia.com/v1beta1) of a frontend, which routes, and the engine's workers.
 
-The layout of the manifest is that of Dynamo 1.6.1's own (dynamo/profiler/templates/dgd). A worker over several nodes
-has a nodeCount.
+The manifest follows the templates of Dynamo 1.6.1 (dynamo/profiler/templates/dgd). A worker over several nodes has a
+nodeCount.
 """
 
 import json
@@ -16,7 +16,7 @@ _IMAGE = {"vllm": "vllm-runtime", "sglang": "sglang-runtime", "trtllm": "tensorr
 
 
 def worker_options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
-    """Return the options of a worker, `python3 -m dynamo.ENGINE`'s own and those that it hands to the engine."""
+    """Return the options of a worker: of `python3 -m dynamo.ENGINE`, and of the engine, to which it passes them."""
     model_path, _ = weights_of(plan)
     w = place.workers
     if plan.engine == "sglang":
@@ -43,7 +43,7 @@ def worker_options(plan: ServingPlan, place: WorkerPlace) -> list[str]:
 
 
 def manifest(plan: ServingPlan) -> str:
-    """Write the manifest, as YAML. Raises InputError for what the engine cannot do."""
+    """Return the manifest, as YAML. Raises InputError for what the engine cannot do."""
     version = published(f"dynamo.{plan.engine}").version
     image = f"nvcr.io/nvidia/ai-dynamo/{_IMAGE[plan.engine]}:{version}"
     name = f"{plan.engine}-{'agg' if len(plan.workers) == 1 else 'disagg'}"

@@ -1,11 +1,11 @@
 """Kubernetes alone: a Deployment of workers that fit a node, or a LeaderWorkerSet of wider ones, and a Service.
-Separate prefill and decode are two LeaderWorkerSets, whose pods' addresses the engine's router is given. And what
-other manifests are made of too: groups of servers, whose workers are a pod each, or a pod a node.
+Separate prefill and decode are two LeaderWorkerSets, and the engine's router gets the addresses of their pods. Also
+the parts of other manifests: groups of servers, whose workers have one pod, or one on each node.
 
-The LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) puts the leader's address and each pod's number into its pods
-(kubernetes-sigs/lws, api/leaderworkerset/v1/leaderworkerset_types.go: LWS_LEADER_ADDRESS, LWS_WORKER_INDEX). They are
-found through a headless Service of the set's name, which its controller makes unless there is a Service of that name
-already (pkg/utils/controller/controller_utils.go:33): the one for clients has another.
+The LeaderWorkerSet (leaderworkerset.x-k8s.io/v1) sets variables in its pods: the leader's address and the pod's
+number (kubernetes-sigs/lws, api/leaderworkerset/v1/leaderworkerset_types.go: LWS_LEADER_ADDRESS, LWS_WORKER_INDEX).
+Its controller makes a headless Service with the set's name, unless there is one of that name already
+(pkg/utils/controller/controller_utils.go:33), so the Service for clients has a different name.
 """
 
 import json
@@ -20,17 +20,17 @@ from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
 
 SECRET = "hf-token-secret"
-"""The secret with HF_TOKEN, as Dynamo's templates name it."""
+"""The name of the secret with HF_TOKEN, as in Dynamo's templates."""
 
 
 @dataclass(frozen=True)
 class ServerGroup:
-    """The workers of one role, which are alike."""
+    """The equal workers of one role."""
 
     place: WorkerPlace
-    """That of its first worker."""
+    """The place of its first worker."""
     commands: tuple[Command, ...]
-    """Of the pods of a worker: the first takes requests."""
+    """Commands of the pods of a worker; the first pod takes requests."""
     gpus: int
     """GPUs of a pod."""
 
@@ -41,7 +41,7 @@ class ServerGroup:
 
 
 def groups(plan: ServingPlan, line: Launch) -> tuple[ServerGroup, ...]:
-    """Return the groups of a plan whose command lines are `line`, prefill before decode."""
+    """Return the groups of a plan with the launch `line`, prefill before decode."""
     first = {place.workers.role: place for place in reversed(places(plan))}
     return tuple(
         ServerGroup(
@@ -53,8 +53,8 @@ def groups(plan: ServingPlan, line: Launch) -> tuple[ServerGroup, ...]:
     )
 
 
-def without(options: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Return the options of a command line without some, whose values go with them."""
+def drop_options(options: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return the options of a command line without `names` and their values."""
     left: list[str] = []
     dropped = False
     for word in options:
@@ -64,8 +64,8 @@ def without(options: Sequence[str], names: Iterable[str]) -> list[str]:
 
 
 def variables(group: ServerGroup) -> dict[str, Any]:
-    """Return the environment of a group's containers, if they have one. NIXL says by it where the others find its
-    side channel (vLLM's docs/features/nixl_connector_usage.md)."""
+    """Return the environment of a group's containers, for their spec; empty: none. NIXL publishes the address of its
+    side channel by it (vLLM's docs/features/nixl_connector_usage.md)."""
     pairs = (each.partition("=") for each in group.commands[0].environment)
     env: list[dict[str, Any]] = [{"name": key, "value": value} for key, _, value in pairs]
     if "--kv-transfer-config" in group.commands[0].options:
@@ -75,12 +75,12 @@ def variables(group: ServerGroup) -> dict[str, Any]:
 
 
 def label(text: str) -> str:
-    """Return the name of an object of Kubernetes after a model's: letters, digits and dashes, 50 at most."""
+    """Return a model's name as the name of a Kubernetes object: at most 50 letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower())[:50].strip("-") or "model"
 
 
 def yaml(documents: Iterable[Any], notes: Iterable[str] = ()) -> str:
-    """Write documents of tables, lists and words as YAML, below notes."""
+    """Return documents of tables, lists and words as YAML, under notes as comments."""
     head = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
     return head + "---\n".join("\n".join(_lines(each)) + "\n" for each in documents)
 
@@ -106,8 +106,8 @@ _ROUTER = {
     "vllm": ("vllm-router", "vllm-router --vllm-pd-disaggregation"),
     "sglang": ("sglang-router", "python3 -m sglang_router.launch_router --pd-disaggregation"),
 }
-"""The package of an engine's router, and its command where prefill is apart (README.md of vllm-project/router, and of
-sgl-project/sglang, sgl-model-gateway, of which that is a fork)."""
+"""Engine -> (package of its router, command for separate prefill) (README.md of vllm-project/router, a fork of
+sgl-project/sglang, sgl-model-gateway)."""
 _PORT = 8000
 _EVERYWHERE = ("--host", "0.0.0.0")  # noqa: S104  a pod's own addresses
 _APART = (
@@ -117,8 +117,8 @@ _APART = (
 
 
 def manifest(plan: ServingPlan, line: Launch) -> str:
-    """Write the manifests, as YAML, of a plan whose command lines are `line`. Raises InputError for an engine that
-    reads files."""
+    """Return the manifests, as YAML, of a plan with the launch `line`. Raises InputError for an engine that reads
+    files."""
     if plan.engine not in _IMAGE:
         raise InputError("for", "kubernetes", "is not for TensorRT-LLM, which reads files", "dynamo has them")
     each, engine = groups(plan, line), plan.engine
@@ -136,7 +136,7 @@ def manifest(plan: ServingPlan, line: Launch) -> str:
 
 
 def _workload(name: str, g: ServerGroup, image: str, engine: str, apart: bool) -> dict[str, Any]:
-    """Return the Deployment or LeaderWorkerSet of a group; `apart`: its pods are found by a router, by name."""
+    """Return the Deployment or LeaderWorkerSet of a group. `apart`: a router addresses its pods by name."""
     leader, behind = (_pod(name, g, g.commands[i], image, engine, i < 0) for i in (0, -1))
     meta, count = {"name": name}, g.place.workers.count
     if g.place.nodes == 1 and not apart:
@@ -150,7 +150,7 @@ def _workload(name: str, g: ServerGroup, image: str, engine: str, apart: bool) -
 
 
 def _pod(name: str, g: ServerGroup, command: Command, image: str, engine: str, behind: bool) -> dict[str, Any]:
-    """Return the template of a pod that runs a command; `behind`: of a node that takes no requests."""
+    """Return the template of a pod that runs a command. `behind`: the pod takes no requests."""
     numbered = [_OF_PODS.get(word, word) for word in command.options]
     if "--node-rank" in numbered:
         numbered[numbered.index("--node-rank") + 1] = "$(LWS_WORKER_INDEX)"
@@ -175,7 +175,7 @@ def _pod(name: str, g: ServerGroup, command: Command, image: str, engine: str, b
 
 
 def _router(engine: str, each: tuple[ServerGroup, ...]) -> dict[str, Any]:
-    """Return the Deployment of what sends requests to prefill and then to decode, and is given all addresses."""
+    """Return the Deployment of a router with all addresses, which sends requests to prefill and then to decode."""
     package, words = _ROUTER[engine]
     command = words.split()
     for g in each:

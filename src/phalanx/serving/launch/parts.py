@@ -1,4 +1,4 @@
-"""The parts of a launch, and what the command lines of all engines share."""
+"""The parts of a launch, and the limits that the command lines of all engines share."""
 
 import re
 import shlex
@@ -15,14 +15,14 @@ _MOST = 4096
 
 @dataclass(frozen=True)
 class Command:
-    """A command line of one worker, or of what routes requests to them."""
+    """The command line of a worker, or of a router."""
 
     title: str
     program: tuple[str, ...]
     options: tuple[str, ...]
-    """As the program's own parser reads them."""
+    """Words of the options, in the syntax of the program's parser."""
     gpus: tuple[int, ...] = ()
-    """GPU numbers on its node; empty: no GPUs, or all of the nodes that it spans."""
+    """GPU numbers on its node; empty: no GPUs, or all GPUs of its nodes."""
     node: int = 0
     environment: tuple[str, ...] = ()
     """Variables that its limits need, as NAME=value."""
@@ -30,7 +30,7 @@ class Command:
     """Programs of data/arguments.json that own the options; empty: not checked."""
 
     def line(self) -> str:
-        """Format the command for a shell, one option with its value per line."""
+        """Return the command for a shell, one option with its value per line."""
         devices = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, self.gpus))}"] if self.gpus else []
         parts: list[str] = [" ".join([*devices, *self.environment, *map(_quoted, self.program)])]
         for word in self.options:
@@ -42,13 +42,13 @@ class Command:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word for a shell, which expands only placeholders such as $NODE_RANK or $HEAD:5000."""
+    """Return a word quoted for a shell, which expands only placeholders such as $NODE_RANK or $HEAD:5000."""
     return f'"{word}"' if re.fullmatch(r"\$(NODE_RANK|HEAD)(:[0-9]+)?", word) else shlex.quote(word)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that starts a deployment."""
+    """The commands and files that start a deployment."""
 
     engine: str
     version: str
@@ -73,8 +73,8 @@ class WorkerPlace:
 
 
 def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
-    """Place the workers on nodes in order, each within one node if it fits. Raises InputError for more workers than
-    anyone would start by hand."""
+    """Place the workers on nodes in order, each within one node if it fits. Raises InputError for too many workers to
+    print a line for each."""
     if (count := sum(workers.count for workers in plan.workers)) > _MOST:
         raise InputError(
             "workers", count, f"are more than {_MOST:,}, and each has a launch line", "plan a part of them"
@@ -94,26 +94,26 @@ def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
 
 
 def context(plan: ServingPlan, workers: Workers) -> int | None:
-    """Return the tokens of the longest request to allow, prompt and answer, in multiples of 64. None where the
-    cache holds one as long as the model's context, which engines then allow by themselves."""
+    """Return the tokens of the longest request to allow, prompt and answer, in multiples of 64. None: the cache holds
+    a request as long as the model's context, the engine's default."""
     if workers.cache_tokens // workers.attention_dp >= plan.model.max_seq:
         return None
     return min(plan.model.max_seq, -(-plan.longest // 64) * 64)
 
 
 def most_requests(workers: Workers, shared: int = 1) -> int | None:
-    """Return the most requests at once of each of `shared` parts of a worker. None for workers that prefill: the
-    tokens of a step bound these, and the engine's own limit holds."""
+    """Return the most concurrent requests of each of `shared` parts of a worker. None for prefill, which the tokens
+    of a step limit: the engine's default."""
     return None if workers.role == "prefill" else -(-workers.slots // shared)
 
 
 REDUNDANT_EXPERTS = 32
-"""Copies of the busiest experts, as published deployments have (lmsys.org/blog/2025-05-05-large-scale-ep)."""
+"""Copies of the busiest experts in published deployments (lmsys.org/blog/2025-05-05-large-scale-ep)."""
 
 
 def overlaps(plan: ServingPlan, w: Workers) -> bool:
-    """Whether one half of a step's tokens computes while the other half's travel: over a network, where a step has
-    enough of them."""
+    """Whether one half of a step computes while the tokens of the other are sent: over a network, if a step has
+    enough tokens."""
     full = w.role == "prefill" or w.slots // w.attention_dp * (1 + plan.draft_tokens) >= TWO_BATCHES_FROM
     return w.large_ep and w.tp * w.attention_dp > plan.node_gpus and full
 
@@ -122,12 +122,12 @@ _MTP = ("deepseek-v3", "deepseek-r1", "qwen3-next", "glm-4.5", "glm-4.6", "glm-5
 
 
 def predicts_tokens(plan: ServingPlan) -> bool:
-    """Whether the model is published with modules that predict further tokens, which then draft."""
+    """Whether the model is published with modules of multi-token prediction, which can draft."""
     return any(name in plan.model_name.lower() for name in _MTP)
 
 
 def caching_note(plan: ServingPlan) -> str:
-    """Say what prefix caching, which engines do by themselves, adds to the plan."""
+    """Return a note on prefix caching, an engine's default, and on the share that the plan counts on."""
     if shape_of(plan.model).state:
         return f"{engine(plan.engine).state_reuse}; the plan counts on {plan.load.reuse:.0%} of each prompt"
     if plan.load.reuse:

@@ -7,7 +7,7 @@ from phalanx.serving.plan_file import ServingPlan, Workers
 
 
 def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
-    """Return the engine's options for one worker, as `sglang.launch_server` and `dynamo.sglang` take them."""
+    """Return the options of one worker, for `sglang.launch_server` and `dynamo.sglang`."""
     w = place.workers
     out = ["--tp-size", str(w.tp * w.attention_dp)]
     if w.pp > 1:
@@ -47,8 +47,8 @@ def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
 
 
 def environment(plan: ServingPlan, w: Workers) -> tuple[str, ...]:
-    """Return the variables that a worker's limits need: DeepEP's kernels for decoding take 128 tokens a rank if
-    nothing is said."""
+    """Return the environment variables for a worker's limits: DeepEP's kernels for decoding take 128 tokens a rank by
+    default."""
     if not w.large_ep or w.role == "prefill":
         return ()
     tokens = -(-w.slots // w.attention_dp) * (1 + plan.draft_tokens)
@@ -60,15 +60,15 @@ def launch(plan: ServingPlan) -> parts.Launch:
     where, note = weights_of(plan)
     commands = []
     for place in parts.places(plan):
-        own = ["--model-path", where, *options(plan, place), "--port", str(place.port)]
+        words = ["--model-path", where, *options(plan, place), "--port", str(place.port)]
         if place.workers.role == "prefill":
-            own += ["--disaggregation-bootstrap-port", str(place.port + 1000)]
+            words += ["--disaggregation-bootstrap-port", str(place.port + 1000)]
         if place.nodes > 1:
-            own += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD:5000"]
+            words += ["--nnodes", str(place.nodes), "--node-rank", "$NODE_RANK", "--dist-init-addr", "$HEAD:5000"]
         program = ("python3", "-m", "sglang.launch_server")
         variables = environment(plan, place.workers)
         commands.append(
-            parts.Command(place.name, program, tuple(own), place.gpus, place.node, variables, ("sglang",))
+            parts.Command(place.name, program, tuple(words), place.gpus, place.node, variables, ("sglang",))
         )
     notes = [parts.caching_note(plan), *([note] if note else [])]
     if len(commands) > 1:

@@ -1,4 +1,4 @@
-"""TensorRT-LLM: `trtllm-serve` for each worker with a file of further options; disaggregated, its own router."""
+"""TensorRT-LLM: `trtllm-serve` for each worker, a file of further options, and a router for separate prefill."""
 
 from phalanx.serving.launch import parts
 from phalanx.serving.launch.arguments import published
@@ -8,7 +8,7 @@ from phalanx.spec.errors import InputError
 
 
 def require_possible(place: parts.WorkerPlace) -> None:
-    """Require that attention data parallelism is over all ranks, as enable_attention_dp has it. Raises InputError."""
+    """Require attention data parallelism over all ranks, as in enable_attention_dp. Raises InputError."""
     w = place.workers
     if w.attention_dp > 1 and w.tp > 1:
         reason = f"TensorRT-LLM attends apart on every rank, not on groups of tp = {w.tp}"
@@ -16,7 +16,7 @@ def require_possible(place: parts.WorkerPlace) -> None:
 
 
 def engine_file(plan: ServingPlan, place: parts.WorkerPlace) -> str:
-    """Write the options that have no argument, as YAML (LlmArgs' names)."""
+    """Return the options without a command-line argument, as YAML (LlmArgs' names)."""
     w = place.workers
     lines = [f"enable_attention_dp: {'true' if w.attention_dp > 1 else 'false'}"]
     lines += ["kv_cache_config:", f"  dtype: {'fp8' if plan.cache == 'fp8' else 'auto'}"]
@@ -50,7 +50,7 @@ def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
         out += ["--pp_size", str(w.pp)]
     if w.moe_ep > 1:
         out += ["--ep_size", str(w.moe_ep)]
-    # Of one rank where attention is data parallel.
+    # The limit is that of one rank where attention is data parallel.
     if most := parts.most_requests(w, w.attention_dp):
         out += ["--max_batch_size", str(most)]
     out += ["--max_num_tokens", str(w.step_tokens)]
@@ -62,18 +62,18 @@ def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
 def launch(plan: ServingPlan) -> parts.Launch:
     """Return the commands that serve a plan with TensorRT-LLM. Raises InputError for what it cannot do."""
     where, note = weights_of(plan)
-    commands, written = [], {}
+    commands, files = [], {}
     urls: dict[str, list[str]] = {"prefill": [], "decode": []}
     for place in parts.places(plan):
         name = f"{place.workers.role}.yaml"
-        written[name] = engine_file(plan, place)
-        own = [*options(plan, place), "--config", name, "--port", str(place.port)]
+        files[name] = engine_file(plan, place)
+        words = [*options(plan, place), "--config", name, "--port", str(place.port)]
         if place.workers.role != "both":
             urls[place.workers.role].append(f"node{place.node}:{place.port}")
         program: tuple[str, ...] = ("trtllm-serve", where)
         if place.nodes > 1:
             program = ("mpirun", "-n", str(place.workers.gpus), "trtllm-llmapi-launch", *program)
-        commands.append(parts.Command(place.name, program, tuple(own), place.gpus, place.node, (), ("trtllm",)))
+        commands.append(parts.Command(place.name, program, tuple(words), place.gpus, place.node, (), ("trtllm",)))
     notes = [parts.caching_note(plan), *([note] if note else [])]
     if plan.weights == "fp8":
         notes.append("fp8 needs a checkpoint that was quantised so, such as nvidia's -FP8 releases")
@@ -82,7 +82,7 @@ def launch(plan: ServingPlan) -> parts.Launch:
         for key, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
             lines += [f"{key}:", f"  num_instances: {len(urls[role])}", "  urls:"]
             lines += [f'    - "{url}"' for url in urls[role]]
-        written["disaggregated.yaml"] = "\n".join(lines) + "\n"
+        files["disaggregated.yaml"] = "\n".join(lines) + "\n"
         router = parts.Command("router", ("trtllm-serve", "disaggregated", "-c", "disaggregated.yaml"), ())
         commands.append(router)
         notes.append(
@@ -90,4 +90,4 @@ def launch(plan: ServingPlan) -> parts.Launch:
         )
     elif len(commands) > 1:
         notes.append("several workers: put any HTTP load balancer that counts requests under way before them")
-    return parts.Launch("trtllm", published("trtllm").version, tuple(commands), written, tuple(notes))
+    return parts.Launch("trtllm", published("trtllm").version, tuple(commands), files, tuple(notes))

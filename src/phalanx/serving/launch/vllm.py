@@ -1,4 +1,4 @@
-"""vLLM: `vllm serve` for each worker; disaggregated, the cache moves over NIXL, and a proxy routes."""
+"""vLLM: `vllm serve` for each worker; with separate prefill, the cache is sent over NIXL, and a router is needed."""
 
 import json
 
@@ -11,7 +11,8 @@ from phalanx.spec.errors import InputError
 
 
 def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
-    """Return the engine's options for one worker, as `vllm serve` and `dynamo.vllm` take them."""
+    """Return the options of one worker, for `vllm serve` and `dynamo.vllm`. Raises InputError for what vLLM cannot
+    do."""
     w = place.workers
     if w.moe_ep > 1 and w.moe_tp > 1:
         reason = "vLLM splits experts over all ranks or not at all"
@@ -32,7 +33,7 @@ def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
         ]
     if parts.overlaps(plan, w):
         out += ["--enable-dbo"]
-    # Both limits are of one engine core, of which data parallelism has as many.
+    # Both limits are of one engine core: data parallelism has one for each group.
     if most := parts.most_requests(w, w.attention_dp):
         out += ["--max-num-seqs", str(most)]
     out += ["--max-num-batched-tokens", str(w.step_tokens)]
@@ -59,13 +60,13 @@ def launch(plan: ServingPlan) -> parts.Launch:
     where, note = weights_of(plan)
     commands = []
     for place in parts.places(plan):
-        own = [*options(plan, place), "--port", str(place.port)]
+        shared = [*options(plan, place), "--port", str(place.port)]
         if place.workers.role != "both":
             connector = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
-            own += ["--kv-transfer-config", json.dumps(connector, separators=(",", ":"))]
-        for rank in range(place.nodes):  # the first node's server alone takes requests
-            joined = ["--nnodes", str(place.nodes), "--node-rank", str(rank), "--master-addr", "$HEAD"]
-            words = (*own, *(joined if place.nodes > 1 else ()), *(["--headless"] if rank else ()))
+            shared += ["--kv-transfer-config", json.dumps(connector, separators=(",", ":"))]
+        for rank in range(place.nodes):  # only the first node's server takes requests
+            join = ["--nnodes", str(place.nodes), "--node-rank", str(rank), "--master-addr", "$HEAD"]
+            words = (*shared, *(join if place.nodes > 1 else ()), *(["--headless"] if rank else ()))
             node, program = place.node + rank, ("vllm", "serve", where)
             commands.append(parts.Command(place.name, program, words, place.gpus, node, (), ("vllm",)))
     notes = [parts.caching_note(plan), *([note] if note else [])]

@@ -1,1 +1,1 @@
-"""Command lines of serving engines and of their benchmarks, read as a question; nothing of them is run."""
+"""Command lines of serving engines and of their benchmarks, read as a question; none of them is run."""

@@ -1,8 +1,8 @@
-"""The commands that a file starts: a script's own, a manifest's containers', or a chart's values'.
+"""The commands of a script, of a manifest's containers, or of the values of a chart.
 
-A container without a command starts its image's entry point. Values are vLLM's production-stack's (helm/values.yaml),
-whose `vllmConfig` has flags in camel case. What a flag `--config FILE` names are flags too, and the flags of the line
-win (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
+A container without a command starts its image's entry point. Values are of vLLM's production-stack
+(helm/values.yaml), whose `vllmConfig` has flags in camel case. A file of `--config FILE` has flags too; flags of the
+command line override them (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
 """
 
 import re
@@ -18,21 +18,23 @@ from phalanx.frameworks.tables import documents
 from phalanx.spec.documents import read_text
 
 _COPIES = ("Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet")
-"""Kinds whose `replicas` serve alike."""
+"""Kinds of objects whose `replicas` are copies of a server."""
 
 
 @dataclass(frozen=True)
 class ServerPods:
-    """Where a manifest starts a command: copies of it, each on `size` pods with `gpus` each; None: not said."""
+    """The pods on which a manifest starts a command."""
 
     copies: int = 1
     size: int = 1
+    """Pods of a copy."""
     gpus: int | None = None
+    """GPUs of a pod; None: the manifest does not say."""
 
 
 def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
-    """Return a file as a script, and where a manifest starts the command at a line. Raises InputError for one that
-    cannot be read."""
+    """Return a file as a script, and line of a command -> the pods on which a manifest starts it. Raises InputError
+    for an unreadable file."""
     text = read_text(path, "from", LARGEST)
     if path.suffix.lower() not in DATA:
         return text, {}
@@ -45,7 +47,7 @@ def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
 
 
 def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
-    """Yield a line for each container, and for each model of a chart, at any depth, and where it starts."""
+    """Yield (command line, its pods) for each container, and each model of a chart, at any depth."""
     if isinstance(value, list):
         for inner in value:
             yield from _commands(inner, pods)
@@ -70,12 +72,12 @@ def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
 
 
 def _count(value: Any) -> int | None:
-    """Return a positive whole number, as a manifest or a template writes it; None for anything else."""
+    """Return a positive whole number in a manifest or a template; None for anything else."""
     return int(str(value)) if re.fullmatch("[1-9][0-9]{0,5}", str(value)) else None
 
 
 def _gpus(resources: Any) -> int | None:
-    """Return the GPUs that a container is given; None where it does not say."""
+    """Return the GPUs of a container; None: it does not say."""
     tables = [resources.get(part) for part in ("limits", "requests")] if isinstance(resources, Mapping) else []
     stated = [
         v for t in tables if isinstance(t, Mapping) for k, v in t.items() if re.fullmatch(r".*\.com/gpu", str(k))
@@ -88,13 +90,13 @@ def _words(value: Any) -> list[str]:
 
 
 def _expanded(word: str, env: Any) -> str:
-    """Return a word with the values of `$(NAME)` that the container states."""
-    given = {e.get("name"): e.get("value") for e in env if isinstance(e, Mapping)} if isinstance(env, list) else {}
-    return re.sub(r"\$\((\w+)\)", lambda m: str(given.get(m[1]) or f"${m[1]}"), word)
+    """Return a word with each `$(NAME)` replaced by its value in the container's environment."""
+    values = {e.get("name"): e.get("value") for e in env if isinstance(e, Mapping)} if isinstance(env, list) else {}
+    return re.sub(r"\$\((\w+)\)", lambda m: str(values.get(m[1]) or f"${m[1]}"), word)
 
 
 def _flags(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the words of flags that a table holds: `tensorParallelSize: 2` as `--tensor-parallel-size 2`."""
+    """Yield the words of a table's flags: `--tensor-parallel-size=2` of `tensorParallelSize: 2`."""
     for name, value in config.items():
         if name == "extraArgs":
             yield from _words(value)
@@ -104,8 +106,8 @@ def _flags(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def under_config(words: list[str], files: Companions) -> tuple[list[str], str]:
-    """Return a line's words with the words of the file that its `--config` names before them, and that file where it
-    is not here."""
+    """Return (a line's words with the flags of its `--config` file after them, name of that file if it is missing).
+    Flags that the line has itself are left out of the file's."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name != "--config":

@@ -1,7 +1,7 @@
-"""The servers and benchmarks that a script starts: each line with its program, its flags and what they change.
+"""The servers and benchmarks that a script starts: each line with its program, its flags and their effects.
 
-Programs are rows of programs.toml; what their flags change, verdicts/*.toml. Launchers, environments and containers
-before a program are passed over. Nothing is run.
+Programs are rows of programs.toml; the effects of their flags are in verdicts/*.toml. Launchers, environments and
+containers before a program are skipped. Nothing is run.
 """
 
 import re
@@ -26,12 +26,12 @@ _ROOT = Path(__file__).parent
 _PLACES = re.compile(r"--?(node.rank|port|host|master|dist.init|data.parallel.(address|start|rank))")
 """Flags in which the parts of one server differ."""
 _ACTIONS = frozenset(("serve", "profile"))
-"""Words behind a program's name that it may go without."""
+"""Optional words after a program's name."""
 
 
 @dataclass(frozen=True)
 class Program:
-    """A row of programs.toml, which says what its fields are."""
+    """A row of programs.toml, which documents the fields."""
 
     title: str
     role: Literal["server", "benchmark", "both", "lengths"]
@@ -45,22 +45,22 @@ class Program:
     also: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     synthetic: tuple[str, ...] = ()
-    """Data sets of which the line says the lengths."""
+    """Data sets whose lengths are in the command line."""
     mean_lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Tokens of a prompt and of an answer as the program draws them from a published data set."""
+    """Published data set -> mean tokens (of a prompt, of an answer), as the program draws them."""
 
     def verdict(self, name: str) -> Verdict | None:
-        """Return what a flag changes; None if that is not judged."""
+        """Return the effect of a flag; None: not judged."""
         judged = (table[name] for table in map(_verdicts, self.verdicts) if name in table)
         return next((verdict for verdict in judged if verdict.effect), None)
 
     @property
     def known(self) -> frozenset[str]:
-        """The names of its flags that are judged, or are other names of those."""
+        """The names of all judged flags, with their other names."""
         return frozenset((*self.also, *(name for table in self.verdicts for name in _verdicts(table))))
 
     def full_name(self, name: str) -> str:
-        """Return the first name of a flag that is written by another, or by a beginning of it."""
+        """Return the first name of a flag, of another name or an unambiguous beginning."""
         plain_name = name.replace("-", "_").partition(".")[0]
         name = self.also.get(plain_name, plain_name)
         if name in self.known:
@@ -71,30 +71,31 @@ class Program:
 
 @dataclass(frozen=True)
 class Line:
-    """A server or a benchmark as a script starts it."""
+    """The start of a server or a benchmark in a script."""
 
     program: Program
     flags: Mapping[str, Any]
-    """By first name: a value, True, or a list of values."""
-    written: Mapping[str, str]
-    """First name of a flag -> as the line has it."""
+    """First name of a flag -> a value, True, or a list of values."""
+    spelled: Mapping[str, str]
+    """First name of a flag -> its spelling in the line."""
     number: int
+    """Line number."""
     left: tuple[str, ...] = ()
     """Variables among its words that the script does not set."""
     pods: ServerPods = field(default_factory=ServerPods)
     variables: tuple[str, ...] = ()
-    """Variables of the engine's own that are set for it and may change what it does."""
+    """Environment variables of the engine that are set and may change its behaviour."""
     release: str = ""
-    """Of its engine, as an image's tag or a pinned package says it; empty: not said."""
+    """Release of its engine, by an image's tag or a pinned package; empty: not said."""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What it says by field (programs.toml), without what variables leave open."""
+        """Field (programs.toml) -> value, without values that depend on unset variables."""
         stated = {self.program.flags[n]: value for n, value in self.flags.items() if n in self.program.flags}
         return {name: value for name, value in stated.items() if not is_open(str(value))}
 
     def caveats(self) -> Iterator[str]:
-        """Yield a line for what is not judged, what is not modelled and what is left open, the first first."""
+        """Yield a line each on flags that are not judged, flags that are not modelled, and unset variables."""
         unknown = [n for n in self.flags if self.program.verdict(n) is None and not self._negated(n)]
         if unknown:
             known = "is a flag" if len(unknown) == 1 else "are flags"
@@ -104,12 +105,12 @@ class Line:
         for name, value in self.flags.items():
             verdict = self.program.verdict(name)
             if verdict is not None and verdict.effect == "unmodelled" and not verdict.is_off(value):
-                groups.setdefault((verdict.what, verdict.changes), []).append(self.written[name])
+                groups.setdefault((verdict.what, verdict.changes), []).append(self.spelled[name])
         for (what, changes), names in groups.items():
             yield f"not modelled: {', '.join(names)} ({what}): {' and '.join(changes)} may differ"
         for name, value in self.flags.items():
             if is_open(str(value)) and (verdict := self.program.verdict(name)) and verdict.effect != "none":
-                yield f"missing: {self.written[name]} is {plain(str(value))}, which the script does not set"
+                yield f"missing: {self.spelled[name]} is {plain(str(value))}, which the script does not set"
         if self.variables:
             yield f"not judged: {', '.join(self.variables)} in its environment: layout, time or memory may differ"
         if self.left:
@@ -120,7 +121,7 @@ class Line:
 
     def _with_near(self, name: str) -> str:
         near = get_close_matches(name, self.program.known, 1, 0.8) if len(name) < 80 else []
-        return f"{self.written[name]} (did you mean --{near[0].replace('_', '-')}?)" if near else self.written[name]
+        return f"{self.spelled[name]} (did you mean --{near[0].replace('_', '-')}?)" if near else self.spelled[name]
 
 
 @cache
@@ -135,9 +136,9 @@ PROGRAMS: Mapping[str, Program] = Rows(_ROOT / "programs.toml", record(Program, 
 def lines(
     text: str, name: str = "script.sh", files: Companions | None = None, pods: Mapping[int, ServerPods] | None = None
 ) -> list[Line]:
-    """Return the servers and benchmarks that a script or a command line starts, in order; parts of one server once.
-    `files`: where those that `--config` names lie; `pods`: where the command at a line starts. Raises InputError for
-    what a shell would refuse."""
+    """Return the servers and benchmarks that a script or a command line starts, in order; the parts of one server are
+    one. `files`: the files of `--config`; `pods`: line of a command -> its pods. Raises InputError for text that a
+    shell would refuse."""
     started: dict[tuple[str, ...], Line] = {}
     for invocation in follow(text, name=name).invocations:
         place = _program(invocation.words)
@@ -161,7 +162,7 @@ _HARMLESS = re.compile(
     r"LOG|API_KEY|CACHE_ROOT|CACHE_DIR|PORT|HOST|_IP\b|TIMEOUT|DEBUG|TRACE|USAGE|TRACK|MODELSCOPE|PLUGINS|SO_PATH|"
     r"MULTIPROC_METHOD|USE_V1|HEARTBEAT|BOOTSTRAP|SLEEP|WAITING|METRICS|PROFILER"
 )
-"""Parts of the names of variables that change neither layout nor time nor memory."""
+"""Parts of the names of variables that change neither layout, time nor memory."""
 
 
 _RELEASE = {
@@ -179,15 +180,15 @@ def _release(text: str, engine: str) -> str:
 
 
 def _variables(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the variables of serving engines that are set for a line, but for harmless ones: in its environment, and
-    among the words before its program, as `env` and `docker run -e` have them."""
+    """Return the variables of serving engines that are set for a line, without harmless ones: in its environment, and
+    in the words before its program, as for `env` and `docker run -e`."""
     assigned = [word.partition("=")[0] for word in words if "=" in word]
     named = [name for name in (*environment, *assigned) if _OWN.fullmatch(name) and not _HARMLESS.search(name)]
     return tuple(dict.fromkeys(named))
 
 
 def _program(words: Sequence[str]) -> tuple[Program, list[str]] | None:
-    """Return the program among some words, and the words behind it; None if there is none."""
+    """Return the program in a line's words, and the words after it; None: there is none."""
     for place, word in enumerate(words):
         name = re.sub(r"\.py$", "", word.rpartition("/")[2])
         for program in PROGRAMS.values():
@@ -203,7 +204,7 @@ def _program(words: Sequence[str]) -> tuple[Program, list[str]] | None:
 
 
 def _has(program: Program, rest: list[str]) -> bool:
-    """Whether the words behind a program's name are those that it needs, which are taken away."""
+    """Whether the words after a program's name include its subcommands, which are removed."""
     if program.role == "both" and program.engine == "trtllm":  # behind options of the group
         taken = [word for word in program.words if word in rest]
     else:
@@ -217,18 +218,18 @@ def _has(program: Program, rest: list[str]) -> bool:
 
 def _line(program: Program, words: list[str], number: int, pods: ServerPods) -> Line:
     words = words[: words.index("--")] if "--" in words else words
-    given, _assigned, positional = arguments(words)
+    options, _assigned, positional = arguments(words)
     flags: dict[str, Any] = {}
-    written: dict[str, str] = {}
+    spelled: dict[str, str] = {}
     left: set[str] = set()
-    for name, value in given.items():
+    for name, value in options.items():
         full = program.full_name(name)
         verdict = program.verdict(full)
         if verdict is not None and verdict.switch and not isinstance(value, bool):
             rest = value if isinstance(value, list) else [value]
             positional, value = (*positional, *(plain(str(word)) for word in rest)), True
         flags[full] = without_open_flags(value, verdict is not None and verdict.switch)
-        written[full] = f"--{name}" if len(name) > 1 else f"-{name}"
+        spelled[full] = f"--{name}" if len(name) > 1 else f"-{name}"
         left |= {plain(str(w)) for w in (value if isinstance(value, list) else [value]) if is_open(str(w))} - {
             plain(str(flags[full]))
         }
@@ -236,12 +237,13 @@ def _line(program: Program, words: list[str], number: int, pods: ServerPods) -> 
     first = next((w for w in positional if w not in _ACTIONS and not w.startswith(("http", "$"))), None)
     model = next((flag for flag, meaning in program.flags.items() if meaning == "model"), "")
     if first and model and model not in flags and program.role in ("server", "both"):
-        flags, written = {model: first, **flags}, {model: first, **written}
-    return Line(program, flags, written, number, tuple(sorted(left)), pods)
+        flags, spelled = {model: first, **flags}, {model: first, **spelled}
+    return Line(program, flags, spelled, number, tuple(sorted(left)), pods)
 
 
-def only(some: Sequence[Line], what: str) -> Line | None:
-    """Return the one line among some; None if there is none. Raises InputError for several."""
+def single_line(some: Sequence[Line], what: str) -> Line | None:
+    """Return the only line of `some`; None: there is none. `what`: the lines in messages. Raises InputError for
+    several."""
     if len(some) > 1:
         numbers = ", ".join(str(line.number) for line in some[:6])
         reason = f"starts {len(some)} {what}, in lines {numbers}"

@@ -1,7 +1,7 @@
-"""A server's line and a benchmark's as one question: model, layout, types and limits of the one, load of the other.
+"""The command lines of a server and a benchmark as one question: model, layout, types and limits are the server's,
+the load is the benchmark's.
 
-What is given in addition (options of the command line) goes first. What is assumed, missing or not modelled is a
-caveat.
+Options of Phalanx's command line override both. Assumptions and gaps are caveats.
 """
 
 import math
@@ -14,47 +14,47 @@ from typing import Any
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.serving.cost.checkpoint import as_published, by_method, published_weights
+from phalanx.serving.cost.checkpoint import by_method, published_note, published_weights
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import prompt_tokens, step_limits
 from phalanx.serving.launch.arguments import published as arguments_of
 from phalanx.serving.lines.files import script_of
-from phalanx.serving.lines.programs import Line, lines, only
+from phalanx.serving.lines.programs import Line, lines, single_line
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import PRESETS, published
 
 _SHORT_CACHE = re.compile(r"(^|/)nvidia/[^/]*-(nv)?fp[48]|-fp8-kv\b")
-"""Checkpoints whose hf_quant_config.json or config.json says that keys and values are in 8 bits, which engines follow
-where --kv-cache-dtype is auto (NVIDIA/TensorRT-LLM#6294)."""
+"""Checkpoints whose hf_quant_config.json or config.json asks for keys and values in 8 bits, which engines follow if
+--kv-cache-dtype is auto (NVIDIA/TensorRT-LLM#6294)."""
 STOPS = "does not start"
-"""How a caveat begins without which a server would start."""
+"""The first words of a caveat on why a server does not start."""
 _PARTS = frozenset(
     ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
 )
-"""Flags of servers of which each pod is a part."""
+"""Flags of a server with parts on several pods."""
 
 
 @dataclass(frozen=True)
 class LinesRead:
-    """The fields of a ServingRequest that some files say, and what is not sure of them."""
+    """The fields of a ServingRequest that are in files, and their caveats."""
 
     fields: Mapping[str, Any]
     caveats: tuple[str, ...]
     notes: tuple[str, ...]
     longest: int = 0
-    """Tokens of the longest request that the server takes."""
+    """Tokens of the longest request that the server accepts."""
     checked: bool = False
-    """Whether the server does not start without room for one."""
+    """Whether the server needs room for one such request to start."""
 
     @property
     def loaded(self) -> bool:
-        """Whether lengths of requests are known."""
+        """Whether the lengths of requests are known."""
         return "trace" in self.fields or {"input", "output"} <= self.fields.keys()
 
     def stopped(self, room: int) -> tuple[str, ...]:
-        """Say where the cache of an engine, a group that attends apart, of `room` tokens, does not hold the longest
-        request, with which the server does not start."""
+        """Return a caveat if the server does not start, because the cache of an attention group, of `room` tokens,
+        cannot hold the longest request."""
         if self.longest <= room or not self.checked:
             return ()
         reason = f"a request may have {self.longest:,} tokens, and an engine's cache holds {room:,}"
@@ -63,8 +63,8 @@ class LinesRead:
 
 
 def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
-    """Read the lines of some files, completed by fields that are given. Raises InputError where there is no line of a
-    server or a benchmark, or several, and for a model or lengths that nothing says."""
+    """Read the lines of files; the `given` fields override them. Raises InputError for no server or benchmark,
+    several servers or benchmarks, and a missing model or lengths."""
     servers_and_benchmarks = [
         line
         for path in paths
@@ -80,12 +80,12 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
 
 
 def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any]) -> LinesRead:
-    """Read lines that were taken of a script. Raises InputError as `read` does."""
+    """Read the lines of a script, as `read` does. Raises InputError."""
     servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
-    # vLLM's nodes behind the first are parts of its server.
-    server = only([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
-    bench = only([x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")], "benchmarks")
-    drawn = only([x for x in servers_and_benchmarks if x.program.role == "lengths"], "data sets")
+    # vLLM's headless nodes are parts of the first node's server.
+    server = single_line([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
+    bench = single_line([x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")], "benchmarks")
+    drawn = single_line([x for x in servers_and_benchmarks if x.program.role == "lengths"], "data sets")
     if server is None and bench is not None and bench.program.role == "both":
         server = bench
     fields, caveats = _served(server, bench, given)
@@ -102,15 +102,15 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     stated, most = (server.fields.get("context") if server else None), model_named(str(merged["model"]))[0].max_seq
     longest = stated if isinstance(stated, int) and stated > 0 else most
     checked = server is not None and server.program.engine == "vllm"  # vllm/v1/core/kv_cache_utils.py
-    said = sorted((*judged, *caveats, *doubts), key=lambda caveat: not caveat.startswith(STOPS))
-    return LinesRead(merged, tuple(said), notes, longest, checked)
+    everything = sorted((*judged, *caveats, *doubts), key=lambda caveat: not caveat.startswith(STOPS))
+    return LinesRead(merged, tuple(everything), notes, longest, checked)
 
 
 # The server
 
 
 def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of model, layout and limits, with what is assumed of them."""
+    """Return the fields of model, layout and limits, with their caveats."""
     caveats: list[str] = []
     stated = server.fields if server is not None else {}
     name = str(stated.get("model") or (bench.fields.get("model", "") if bench is not None else ""))
@@ -130,7 +130,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     if "weights" not in given and not by_method(quantization):
         if quantization and fields["weights"] == "bf16":
             caveats.append(f"not modelled: --quantization {quantization}: weights of 16 bits are taken")
-        caveats += as_published(name)
+        caveats += published_note(name)
     cache = str(stated.get("cache", "auto"))
     short = cache == "auto" and (_SHORT_CACHE.search(name.lower()) is not None or _has_short_index(fields, given))
     fields["cache"] = "fp8" if cache.startswith("fp8") or short else "bf16"
@@ -146,7 +146,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
         fields["memory"] = float(memory)
     _add_defaults(fields, given, server)
     if server.program.engine == "sglang" and stated.get("shared") and "dp" in stated:
-        for field in {"slots", "chunk"} & fields.keys():  # which its groups share
+        for field in {"slots", "chunk"} & fields.keys():  # limits that its groups share
             fields[field] = max(1, fields[field] // max(1, int(stated["dp"])))
     if "chunk" not in {**fields, **given}:
         caveats.append(
@@ -170,7 +170,7 @@ def _older(server: Line) -> Iterator[str]:
 
 
 def _layout(server: Line, stated: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """Return the layout of a copy and the GPUs of all. Raises InputError for degrees that are none."""
+    """Return the layout of a copy, and the GPUs of all copies. Raises InputError for impossible degrees."""
     degree = {name: _degree(server, stated, name) for name in ("tp", "pp", "dp", "experts")}
     tp, pp, dp = degree["tp"], degree["pp"], degree["dp"]
     gpus = tp * pp * dp
@@ -193,7 +193,7 @@ def _layout(server: Line, stated: Mapping[str, Any], model: str) -> dict[str, An
 
 
 def _too_few(server: Line, layout: str, gpus: int) -> Iterator[str]:
-    """Yield that the pods of a server have fewer GPUs than it takes, where the manifest says how many."""
+    """Yield a caveat if the pods of a server have fewer GPUs than it needs, by the manifest."""
     each, size = server.pods.gpus, server.pods.size
     if each is not None and each * size < gpus:
         have = f"a pod has {each}" if size == 1 else f"{size} pods have {each} each"
@@ -209,7 +209,7 @@ def _degree(server: Line, stated: Mapping[str, Any], name: str) -> int:
 
 
 def _has_short_index(fields: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
-    """Whether SGLang keeps latents with an index in 8 bits by itself: on Blackwell (sgl-project/sglang#11309)."""
+    """Whether SGLang caches latents with an index in 8 bits by default: on Blackwell (sgl-project/sglang#11309)."""
     if fields.get("engine") != "sglang" or not given.get("cluster"):
         return False
     chip = CHIPS[chip_name(cluster_named(str(given["cluster"]))(1).device.name)]
@@ -217,7 +217,7 @@ def _has_short_index(fields: Mapping[str, Any], given: Mapping[str, Any]) -> boo
 
 
 def _add_defaults(fields: dict[str, Any], given: Mapping[str, Any], server: Line) -> None:
-    """Add the token budget and the limit of requests that an engine chooses by the GPU."""
+    """Add the engine's default token budget and limit of requests, which depend on the GPU."""
     if not given.get("cluster"):
         return
     device = cluster_named(str(given["cluster"]))(1).device
@@ -230,8 +230,7 @@ def _add_defaults(fields: dict[str, Any], given: Mapping[str, Any], server: Line
 
 
 def _model(name: str) -> str:
-    """Return the preset or config.json of a model by the name of its checkpoint. Raises InputError for one that is
-    neither."""
+    """Return the preset or config.json of a checkpoint's name. Raises InputError if there is none."""
     if not name:
         raise InputError("model", None, "missing: the file does not say it", "a preset, or a config.json")
     for path in (Path(name) / "config.json", Path(name)):
@@ -246,12 +245,12 @@ def _model(name: str) -> str:
 
 
 _VARIATION = 1.0
-"""Of the lengths of a published data set, over their mean."""
+"""Standard deviation over mean of the lengths of a published data set."""
 
 
 def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of the load, with what is assumed or missing. Raises InputError for lengths of a benchmark
-    that nothing says."""
+    """Return the fields of the load, with their caveats. `drawn`: the line that generates the data set, if there is
+    one. Raises InputError for unknown lengths."""
     if bench is None:
         return {}, []
     program = bench.program
@@ -298,7 +297,8 @@ def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> t
 
 
 def _arrivals(bench: Line, stated: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rate and burstiness; requests that all come at once come as fast as their number under way allows."""
+    """Return the fields of rate and burstiness. An infinite rate: requests come as fast as the limit on concurrent
+    ones allows."""
     rate = math.inf if str(stated.get("rate")) in ("inf", "-1") else stated.get("rate")
     fields: dict[str, Any] = {}
     if isinstance(rate, float | int) and not isinstance(rate, bool) and not {"rate", "concurrency"} & given.keys():
@@ -311,7 +311,7 @@ def _arrivals(bench: Line, stated: Mapping[str, Any], given: Mapping[str, Any]) 
 
 
 def _range(title: str, length: int, stated: Mapping[str, Any]) -> int | str:
-    """Return the tokens of a request, or from : to, as the tool draws them."""
+    """Return the tokens of a request, or a range FROM:TO, as the tool draws them."""
     for name, low, high in (
         ("spread", lambda r: math.floor(length * (1 - r)), lambda r: math.ceil(length * (1 + r))),
         ("least", lambda r: max(int(length * r), 1), lambda r: length),
@@ -328,7 +328,7 @@ def _range(title: str, length: int, stated: Mapping[str, Any]) -> int | str:
 
 
 def _varied(fields: dict[str, Any], stated: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """Set the variation of lengths from their deviations; yield what is assumed where the two differ."""
+    """Set the variation of lengths from their standard deviations; yield a caveat if prompts and answers differ."""
     shares = []
     for name in ("input", "output"):
         mean, deviation = fields.get(name), stated.get(f"{name}_deviation", 0)

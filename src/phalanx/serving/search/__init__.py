@@ -1,1 +1,1 @@
-"""How to serve a model: legal layouts, their steady state, the queue of the finalists, and why not the neighbours."""
+"""The search for a deployment: legal layouts, their steady state, the queue of finalists, and rejected neighbours."""

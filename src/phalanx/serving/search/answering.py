@@ -1,6 +1,6 @@
-"""The answer to a question: the queue of the finalists, the best of them, and the front.
+"""The answer to a question: the simulated finalists, the best of them, and the Pareto front.
 
-Where requests come at a rate without end, the best has kept its limits for ten times as many.
+If requests arrive at a rate without end, the best keeps its limits in a simulation of ten times as many.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from phalanx.serving.search.misses import none_keeps, none_serves
 from phalanx.serving.search.pairs import SLACK
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import Search, best_of_each, pareto
-from phalanx.serving.search.sizing import OTHERS, fewest
+from phalanx.serving.search.sizing import OTHERS, fewest_gpus
 
 _FINALISTS, _FRONT = 8, 10
 
@@ -21,28 +21,29 @@ class ServingAnswer:
     question: ServingQuestion
     best: ServingCandidate
     finalists: tuple[ServingCandidate, ...]
-    """The best of each family within the limits, simulated; the best of all first."""
+    """The best of each family within the limits, simulated; the best first."""
     front: tuple[ServingCandidate, ...]
     """The Pareto front of tokens/s per user and per GPU, simulated, whatever the limits."""
     evaluated: int
     """Candidates whose steady state was computed."""
     simulated: int
+    """Candidates whose queue was simulated."""
     cannot: dict[str, str]
-    """Layouts that cannot serve, with the reason."""
+    """Layout -> why it cannot serve."""
 
 
 def answer(search: Search) -> ServingAnswer:
-    """Search for the best deployment. Raises InputError if none serves the model or is within the limits, and names
-    the nearest, and how many GPUs would do."""
+    """Search for the best deployment. Raises InputError if none can serve the model or keeps the limits, with the
+    nearest one and a number of GPUs that would be enough."""
     q = search.q
     everything = search.candidates()
     if not everything:
         raise none_serves(search)
     promising = [c for c in everything if search.keeps(c, SLACK)]
     if q.sized:
-        finalists = fewest(search, promising, q.gpus, OTHERS)
+        finalists = fewest_gpus(search, promising, q.gpus, OTHERS)
     else:
-        # Steady states rank the layouts of a mode, not modes: they leave out the queue between prefill and decoding.
+        # Steady states rank layouts within a mode only: they ignore the queue between prefill and decoding.
         ranked = best_of_each(promising, search)
         modes = ([c for c in ranked if (len(c.groups) > 1) == apart][:_FINALISTS] for apart in (False, True))
         seen = (search.refined(c) for of_mode in modes for c in of_mode)

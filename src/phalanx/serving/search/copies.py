@@ -1,13 +1,13 @@
-"""One copy of the model under a layout: what it holds, what its steps take, and its steady state by batch.
+"""One copy of the model under a layout: its cache, the seconds of its steps, and its steady state by batch.
 
-Continuous batching of B requests, of I prompt tokens to compute and O to generate, in a closed loop: an engine spends
-per request the steps that compute its prompt, T_p, and its share of the steps that decode, O t(B) / B (t at the
-mean context; speculation yields several tokens a step). So
+B requests run in continuous batching, in a closed loop, each with I prompt tokens to compute and O tokens to
+generate. For a request an engine spends the steps of its prompt, T_p, and a share of the decoding steps, O t(B) / B
+(t at the mean context; speculation yields several tokens a step). So
 
     tokens/s = O / (T_p + O t(B) / B)        TPOT = (B (T_p + O t(B) / B) - TTFT) / (O - 1)
 
-and TTFT is the prompt's own steps, half a step of waiting, and other prompts before it: with a share r of the
-engine's time spent on prompts, r / (2 (1 - r)) of a prompt (M/D/1). It only prunes: the simulation decides.
+and TTFT is the prompt's own steps, half a step of waiting, and earlier prompts: if prompts take a share r of the
+engine's time, r / (2 (1 - r)) of a prompt (M/D/1). The steady state only prunes: the simulation decides.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from phalanx.serving.simulation.deployment import UNBOUNDED, Speculation
 from phalanx.spec.cluster.spec import GIB
 
 Seconds = Callable[[Any, Any, Any, Any, float, int], Any]
-"""(tokens of a prompt, cached tokens before them, sequences that decode, their cached tokens in sum, tokens of the
-busiest group that attends apart over their mean, tokens computed of each sequence) -> s."""
+"""(tokens of a prompt, cached tokens before them, sequences that decode, sum of their cached tokens, prompt tokens of
+the busiest attention group over the mean, tokens computed of each sequence) -> s."""
 
-_PAST = 16384  # the long past, from which attention's cost per pair is read off
+_PAST = 16384  # cached tokens of the long prompt from which attention's cost per pair follows
 
 
 def grid(most: int, ratio: float = 1.5) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -43,22 +43,23 @@ def grid(most: int, ratio: float = 1.5) -> np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Tabulated:
-    """The StepPrice of one worker as tables, from which the simulation reads a step in a microsecond.
+    """The StepPrice of a worker in tables, from which the simulation reads a step in a microsecond.
 
-    A step that decodes is tabulated over sequences and cached tokens per sequence, and linear between the points. A
-    step with prompts costs
+    Decoding steps are tabulated over sequences and cached tokens per sequence, and interpolated linearly. A step with
+    prompts costs
 
         a(n) + b(n) pairs + decode(sequences, context) - decode(sequences, 0),    n = tokens of prompts and sequences
 
-    for all but attention depends on n alone, and attention over prompts on the pairs of query and key. a and b are
-    read off two prices of n tokens of a prompt, after nothing and after a long past. Where groups attend apart, they
-    are read off with the tokens spread evenly and with all in one group, and are linear between.
+    because all but attention depends on n alone, and attention over prompts on the pairs of query and key. a and b
+    follow from two prices of n tokens of a prompt: without cached tokens, and after many. Where attention is data
+    parallel there are two pairs of a and b, for tokens spread evenly and for tokens in one group, with linear
+    interpolation between.
 
-    With speculation a step computes `1 + drafted` tokens of each sequence, and drafts before it: a pass of the draft
-    for each drafted token.
+    With speculation a step computes `1 + drafted` tokens of each sequence, after a pass of the draft for each drafted
+    token.
 
-    Under pipeline parallelism the sequences go round in pp groups, one per stage, and so do up to pp chunks of
-    prompts: a step of all of them takes what one group takes through all stages. `chunk`: the most tokens of an
+    Under pipeline parallelism the sequences circulate in pp groups, one for each stage, as do up to pp chunks of
+    prompts: a step of all takes as long as one group takes through all stages. `chunk`: the most tokens of an
     attention group in the pipeline at once."""
 
     def __init__(
@@ -86,13 +87,13 @@ class Tabulated:
         self._rows: dict[int, tuple[list[float], list[float]]] = {}
 
     def with_chunk(self, chunk: int) -> Tabulated:
-        """Return the same table for steps of at most `chunk` tokens of an attention group, no more than its own."""
+        """Return the same table for steps of at most `chunk` tokens of an attention group; not more than its own."""
         same = copy.copy(self)
         same.chunk = chunk * self.groups
         return same
 
     def _row(self, sequences: int) -> tuple[list[float], list[float]]:
-        """Return (cached tokens in sum, seconds) at the points of the table, for this many sequences."""
+        """Return (sums of cached tokens, seconds) at the points of the table, for a number of sequences."""
         groups = min(self.pp, sequences)
         each = sequences / groups
         above = min(int(np.searchsorted(self.batches, each)), len(self.batches) - 1)
@@ -107,7 +108,7 @@ class Tabulated:
         return row
 
     def _off(self, seconds: Seconds, uneven: float) -> tuple[list[float], list[float]]:
-        """Compute a(n) and b(n) from the price."""
+        """Compute (a, b) at the points of the table; `uneven`: as in the price."""
         n, zero = self.tokens, np.zeros_like(self.tokens)
         short = np.asarray(seconds(n, zero, zero, zero, uneven, 1), float)
         long = np.asarray(seconds(n, zero + _PAST, zero, zero, uneven, 1), float)
@@ -115,7 +116,7 @@ class Tabulated:
         return (short - per_pair * n * (n + 1) / 2).tolist(), per_pair.tolist()
 
     def _per_tokens(self, n: float, uneven: float = 1.0) -> tuple[float, float]:
-        """Interpolate a(n) and b(n)."""
+        """Return (a(n), b(n)), interpolated."""
         i = min(max(bisect_right(self._tokens, n), 1), len(self._tokens) - 1)
         part = (n - self._tokens[i - 1]) / (self._tokens[i] - self._tokens[i - 1])
         a, b = self._even
@@ -128,7 +129,7 @@ class Tabulated:
         return fixed, per_pair
 
     def decode(self, sequences: int, context: int) -> tuple[float, float, int]:
-        """Return (seconds, seconds per further token of context, the context up to which that line holds)."""
+        """Return (seconds, seconds per further token of context, context up to which this line holds)."""
         edges, values = self._rows.get(sequences) or self._row(sequences)
         i = min(bisect_right(edges, context), len(edges) - 1)
         slope = (values[i] - values[i - 1]) / (edges[i] - edges[i - 1])
@@ -136,11 +137,11 @@ class Tabulated:
         return values[i - 1] + slope * (context - edges[i - 1]), slope, end
 
     def _drafting(self, sequences: int) -> float:
-        """Seconds of drafting for the sequences of one group of the pipeline."""
+        """Return the seconds of drafting for the sequences of one group of the pipeline."""
         return self._draft_s(sequences / min(self.pp, sequences)) if self.drafted else 0.0
 
     def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
-        """Return the seconds of a step that computes `tokens` of prompts along with `sequences` that decode."""
+        """Return the seconds of a step with `tokens` of prompts and `sequences` that decode."""
         chunks = min(self.pp, math.ceil(tokens * uneven / self.chunk))
         n, attention = tokens / chunks, 0.0
         if sequences:
@@ -154,12 +155,12 @@ class Tabulated:
 
 
 MOST_SLOTS = 1024
-"""The most concurrent requests of an attention group that engines allow."""
+"""Engines' limit on the concurrent requests of an attention group."""
 
 
 @dataclass
 class Copy:
-    """A layout with its price tables, which are computed on first use."""
+    """A copy of the model under a layout, with its price tables, which are computed on first use."""
 
     question: ServingQuestion
     layout: ServingLayout
@@ -167,11 +168,11 @@ class Copy:
     pricing: ServingPrice
     cache_tokens: int = 0
     missing: str = ""
-    """Why it cannot serve; empty if it can."""
+    """Why it cannot serve; empty: it can."""
     _table: Tabulated | None = None
     _decoding: dict[int, float] = field(default_factory=dict)
     together: dict[int, tuple[float, float]] = field(default_factory=dict)
-    """By chunk: what `prompts_together` (pairs.py) found."""
+    """Chunk -> the result of `prompts_together` (pairs.py)."""
 
     def __post_init__(self) -> None:
         q = self.question
@@ -191,11 +192,11 @@ class Copy:
 
     @property
     def prompt_slots(self) -> int:
-        """Requests whose prompts are cached at once on a worker that prefills: engines bound them by the cache."""
+        """The most concurrent requests of a prefill worker, which engines limit by the cache."""
         return max(1, min(self.cache_tokens // self.question.input, MOST_SLOTS * self.layout.attention_dp))
 
     def table(self, step_tokens: int) -> Tabulated:
-        """Return the price table of steps with at most this many tokens of an attention group."""
+        """Return the price table of steps of at most `step_tokens` of an attention group."""
         if self._table is None:
             q, x = self.question, self.layout
             # Each step reads the adapters of its requests, a part on each rank of tp.
@@ -211,8 +212,8 @@ class Copy:
         return self._table.with_chunk(step_tokens)
 
     def draft_s(self, sequences: float) -> float:
-        """Seconds of drafting for this many sequences, one token after the other: each a pass through one block, as
-        EAGLE's and multi-token prediction's drafts are (Li et al. 2024; DeepSeek-V3), and the head."""
+        """Return the seconds of drafting for a number of sequences, one token after the other: a token is a pass
+        through one block, as with EAGLE and multi-token prediction (Li et al. 2024; DeepSeek-V3), and the head."""
         q = self.question
         if not q.draft_tokens or not sequences:
             return 0.0
@@ -222,13 +223,13 @@ class Copy:
         return q.draft_tokens * (blocks / q.model.layers + head)
 
     def prompts_at_once(self, step_tokens: int) -> int:
-        """The most prompts of mean length in a step: the prompts of all groups that attend apart."""
+        """Return the most prompts of mean length in a step of all attention groups."""
         q = self.question
         each = step_tokens * self.layout.pp // (q.input - int(q.input * q.reuse))
         return max(1, each) * self.layout.attention_dp
 
     def prefill_s(self, step_tokens: int, prompts: int = 1) -> float:
-        """Return the seconds of `prompts` computed together and alone, over all of their steps."""
+        """Return the seconds of all steps of `prompts` that are computed together, without decoding."""
         q, groups = self.question, self.layout.attention_dp
         table = self.table(step_tokens)
         prompt = q.input - int(q.input * q.reuse)
@@ -240,12 +241,12 @@ class Copy:
         return (chunks + self._behind(-(-busiest // chunks), step_tokens)) * step
 
     def _behind(self, tokens: int, step_tokens: int) -> float:
-        """Steps by which the last chunk of `tokens` leaves the pipeline after the first."""
+        """Return the steps by which the last chunk of `tokens` leaves the pipeline after the first."""
         pp = self.layout.pp
         return (min(pp, -(-tokens // step_tokens)) - 1) / pp
 
     def decode_s(self, batch: int) -> float:
-        """Seconds per token of a sequence while `batch` of them decode, at the mean context."""
+        """Return the seconds per token of a sequence in a decoding batch, at the mean context."""
         if batch not in self._decoding:
             q = self.question
             step = self.table(max(q.chunks)).decode(batch, int(batch * (q.input + q.output / 2)))[0]
@@ -253,7 +254,7 @@ class Copy:
         return self._decoding[batch]
 
     def steady(self, batch: int, step_tokens: int) -> SteadyEstimate:
-        """Return the steady state of `batch` requests in a closed loop on this copy, which prefills and decodes."""
+        """Return the steady state of a closed loop of `batch` requests on this copy, which prefills and decodes."""
         q, table = self.question, self.table(step_tokens)
         prompt = q.input - int(q.input * q.reuse)
         decoding = batch - 1 if q.engine.mixed else 0
@@ -262,11 +263,11 @@ class Copy:
         chunks = -(-prompt // room)
         pairs = prompt * (q.input - prompt + (prompt + 1) / 2) / chunks
         context = int(decoding * (q.input + q.output / 2))
-        # The prompts of one group are computed along with the other groups', as far as there are any.
+        # Prompts of the other groups, if there are any, are computed in the same step.
         sharing = min(groups, max(1, batch // 4))
         step = table.mixed(-(-prompt // chunks) * sharing, pairs * sharing, decoding, context, groups / sharing)
         prompt_s = chunks * step
-        # Along with a prompt the others decode: that step is theirs too.
+        # The other sequences decode in the same step, so a part of it is not the prompt's.
         computed = (prompt_s - chunks * table.decode(decoding, context)[0] if decoding else prompt_s) / sharing
         busy = max(computed, 0.0) + q.output * self.decode_s(batch) / batch
         share = min(max(computed, 0.0) / busy, 0.95) if batch > 1 else 0.0
@@ -280,6 +281,6 @@ class Copy:
         return SteadyEstimate(ttft + self.way_s(tpot), tpot, q.output / busy)
 
     def way_s(self, tpot: float) -> float:
-        """Seconds from computing a first token until the user receives it (serving/cost/engines.py)."""
+        """Return the seconds from computing a first token to its receipt by the user (serving/cost/engines.py)."""
         seconds, steps = self.pricing.constants.way(self.question.input, self.layout.attention_dp)
         return seconds + min(steps, self.question.output - 1) * tpot

@@ -1,21 +1,23 @@
-"""What is missing where no deployment serves a model or keeps the limits, and how many GPUs would do."""
+"""The errors of a search without a result: no deployment serves the model, or none keeps the limits; and how many
+GPUs would be enough."""
 
 from phalanx.serving.search.pairs import SLACK
 from phalanx.serving.search.question import MOST_GPUS, ServingCandidate, ServingQuestion
-from phalanx.serving.search.queued import excess, reached
+from phalanx.serving.search.queued import excess, latency_of
 from phalanx.serving.search.search import Search
-from phalanx.serving.search.sizing import fewest
+from phalanx.serving.search.sizing import fewest_gpus
 from phalanx.spec.errors import InputError
 
 _DOUBLINGS = 4
 _BETWEEN = 8
-"""Numbers of GPUs between two doublings that are tried."""
+"""Numbers of GPUs to try between two doublings."""
 _TRIED = 3
+"""Candidates to simulate on each number of GPUs."""
 NAMES = {"ttft": "TTFT", "tpot": "TPOT", "deadline": "whole request"}
 
 
 def none_serves(search: Search) -> InputError:
-    """Return the error of a question to which there is no candidate at all."""
+    """Return the error of a question without any candidate."""
     q, copies = search.q, list(search.known.values())
     if not copies:
         reason = "no layout of the model is legal on them"
@@ -23,7 +25,7 @@ def none_serves(search: Search) -> InputError:
     able = [c for c in copies if not c.missing]
     if able:
         if q.lost[0] and "aggregated" in q.modes:
-            reason = f"no copy is left when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost"
+            reason = f"no copy is left when {loss_words(q)} {'is' if q.lost[0] == 1 else 'are'} lost"
             return InputError("gpus", q.gpus, reason, "give more GPUs")
         reason = "a worker that prefills and one that decodes need more"
         return InputError("gpus", q.gpus, reason, "give more GPUs, or --mode aggregated")
@@ -42,16 +44,16 @@ def none_serves(search: Search) -> InputError:
 
 
 def none_keeps(search: Search, everything: list[ServingCandidate]) -> InputError:
-    """Return the error that names the candidate nearest to the limits, by how much it misses them, and how many GPUs
-    would do."""
+    """Return the error of a question whose candidates all miss the limits: the nearest one, by how much it misses
+    them, and how many GPUs would be enough."""
     q = search.q
     tried = sorted((c for c in everything if c.gpus <= q.gpus), key=lambda c: excess(q, c))[:4]
     tried = tried or sorted(everything, key=lambda c: c.gpus)[:1]
     best = min((search.simulate(c) for c in tried), key=lambda c: excess(q, c))
     missed = [
-        f"{NAMES[name]} {_time(reached(q, best, name))} of {_time(most)}, {reached(q, best, name) / most:.2f} x"
+        f"{NAMES[name]} {_time(latency_of(q, best, name))} of {_time(most)}, {latency_of(q, best, name) / most:.2f} x"
         for name, most in q.limits.items()
-        if reached(q, best, name) > most
+        if latency_of(q, best, name) > most
     ]
     if not missed and q.open_load:
         missed.append(f"{best.outcome.requests_per_s if best.outcome else 0:.2f} of {q.offered:.3g} requests/s")
@@ -61,7 +63,7 @@ def none_keeps(search: Search, everything: list[ServingCandidate]) -> InputError
     else:
         users = "" if q.open_load else f" with {best.users:,} request{'s' if best.users != 1 else ''} at once"
         reason = f"no deployment on {q.gpus:,} GPUs stays within the limits for {q.percentile} % of requests"
-        reason += f" when {lost(q)} {'is' if q.lost[0] == 1 else 'are'} lost" if q.lost[0] else ""
+        reason += f" when {loss_words(q)} {'is' if q.lost[0] == 1 else 'are'} lost" if q.lost[0] else ""
         reason += f"; the nearest, {best.title}{users}: " + "; ".join(missed)
     enough = _enough(search)
     if enough is None:
@@ -71,15 +73,15 @@ def none_keeps(search: Search, everything: list[ServingCandidate]) -> InputError
     return InputError(", ".join(fields), None, reason, remedy)
 
 
-def lost(q: ServingQuestion) -> str:
-    """The nodes, GPUs or copies that are lost, in words."""
+def loss_words(q: ServingQuestion) -> str:
+    """Return the nodes, GPUs or copies that are lost, in words."""
     count, kind = q.lost
     return f"{count} {kind}{'s' if count != 1 and kind != 'copy' else ''}"
 
 
 def _holding(search: Search) -> int | None:
-    """Return the GPUs of the smallest copy that holds a request, of a few numbers of nodes up to the doubling that
-    does; None if none does."""
+    """Return the GPUs of the smallest copy whose cache holds a request, of a few numbers of nodes up to the first
+    doubling with one; None: there is none."""
     q = search.q
     for gpus in _larger(q):
         if any(True for _ in search.on(gpus).copies()):
@@ -95,12 +97,12 @@ def _larger(q: ServingQuestion) -> list[int]:
 
 
 def _enough(search: Search) -> ServingCandidate | None:
-    """Return a deployment on more GPUs that keeps the limits; None if none was found."""
+    """Return a deployment on more GPUs that keeps the limits; None: the search has no such result."""
     q = search.q
     if q.open_load:
         sized = search.on(q.gpus, "cost")
         bounds = [c for c in sized.candidates() if sized.keeps(c, SLACK)]
-        return next(iter(fewest(sized, bounds, MOST_GPUS)), None)
+        return next(iter(fewest_gpus(sized, bounds, MOST_GPUS)), None)
     for gpus in _larger(q):
         larger = search.on(gpus)
         able = [c for copy in larger.copies() for c in larger.aggregated(copy) if larger.keeps(c)]

@@ -1,7 +1,8 @@
 """The neighbours of the best deployment: twice the tensor parallelism, a pipeline instead, separate prefill and
 decode.
 
-Each is given its own best batch under the same limits, and simulated; what it misses, or loses, is said in a line.
+Each is simulated at its own best batch under the same limits, and rejected with a line on the limit that it misses,
+or on its disadvantage.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,10 +12,10 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES
 from phalanx.serving.search.question import ServingCandidate
-from phalanx.serving.search.queued import excess, reached
+from phalanx.serving.search.queued import excess, latency_of
 from phalanx.serving.search.search import Search
-from phalanx.serving.search.sizing import fewest
-from phalanx.serving.search.space import illegal
+from phalanx.serving.search.sizing import fewest_gpus
+from phalanx.serving.search.space import layout_error
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,14 @@ class ServingNeighbour:
     """A deployment one change away from the best."""
 
     change: str
-    """The difference in words."""
+    """The difference, in words."""
     candidate: ServingCandidate | None
-    """The neighbour at its best batch within the limits; None if there is none."""
+    """The neighbour at its best batch within the limits; None: there is none."""
     reason: str
 
 
 def _changes(x: ServingLayout, experts: bool) -> Iterator[tuple[str, ServingLayout]]:
-    """Yield layouts one step away from `x`, on as many GPUs, twice or half as many."""
+    """Yield (change in words, layout) for layouts one step away from `x`, on as many GPUs, twice or half as many."""
 
     def with_width(tp: int, pp: int, attention_dp: int) -> ServingLayout:
         width = tp * attention_dp
@@ -59,40 +60,40 @@ def _changes(x: ServingLayout, experts: bool) -> Iterator[tuple[str, ServingLayo
 
 
 def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
-    """Return the neighbours of the best with the reason against each."""
+    """Return the neighbours of the best deployment, with the reason against each."""
     q, best = search.q, answer.best
     group = best.groups[-1]
     changes = [(c, best.weights, x) for c, x in _changes(group.layout, q.model.experts is not None)]
     changes += [(f"{other} weights", other, group.layout) for other in q.weights if other != best.weights]
-    out = [_judged(search, best, change, _others(search, best, weights, x)) for change, weights, x in changes]
+    out = [_neighbour(search, best, change, _others(search, best, weights, x)) for change, weights, x in changes]
     copies = [c for c in search.copies() if c.weights == best.weights]
     if len(best.groups) == 1 and "disaggregated" in q.modes:
-        out.append(_judged(search, best, "prefill and decode apart", list(search.disaggregated(copies))))
+        out.append(_neighbour(search, best, "prefill and decode apart", list(search.disaggregated(copies))))
     if len(best.groups) > 1 and "aggregated" in q.modes:
         together = [c for copy in copies for c in search.aggregated(copy)]
-        out.append(_judged(search, best, "prefill and decode together", together))
+        out.append(_neighbour(search, best, "prefill and decode together", together))
     return out
 
 
-def _with_tokens_of(search: Search, own: ServingLayout, other: ServingLayout) -> Search:
-    """Return a search in which a layout has the step of prompts that this one has: SGLang's `chunked_prefill_size` is
-    of all attention groups together, so that each of more groups has less of it."""
+def _with_tokens_of(search: Search, layout: ServingLayout, other: ServingLayout) -> Search:
+    """Return a search in which the layout `other` has as many tokens in a step of prompts as `layout`: SGLang's
+    `chunked_prefill_size` is shared by all attention groups, so more groups have less each."""
     q = search.q
-    if q.engine.name != "sglang" or q.step_tokens is None or own.attention_dp == other.attention_dp:
+    if q.engine.name != "sglang" or q.step_tokens is None or layout.attention_dp == other.attention_dp:
         return search
-    each = max(1, q.step_tokens * own.attention_dp // other.attention_dp)
+    each = max(1, q.step_tokens * layout.attention_dp // other.attention_dp)
     return Search(replace(q, step_tokens=each, chunks=(each,)))
 
 
 def _others(
     search: Search, best: ServingCandidate, weights: str, layout: ServingLayout
 ) -> list[ServingCandidate] | str:
-    """Return candidates with copies of another layout or type of weights in place of the best's workers, or of its
-    decode workers, if it has others to prefill; or why there is none."""
+    """Return candidates with another layout or type of weights in place of the best deployment's workers, or of its
+    decode workers if prefill is separate; or why there are none."""
     apart, before = len(best.groups) > 1, best.groups[0].layout
     search = _with_tokens_of(search, best.groups[-1].layout, layout)
     q = search.q
-    if reason := illegal(q.model, layout, q.engine, q.block_of(weights)):
+    if reason := layout_error(q.model, layout, q.engine, q.block_of(weights)):
         return reason
     if layout.gpus + (before.gpus if apart else 0) > q.gpus:
         left = ": none are left to prefill" if layout.gpus <= q.gpus else ""
@@ -105,17 +106,17 @@ def _others(
     return list(search.after(first, copy, best.groups[0].step_tokens) if apart else search.aggregated(copy))
 
 
-def _judged(
+def _neighbour(
     search: Search, best: ServingCandidate, change: str, candidates: Sequence[ServingCandidate] | str
 ) -> ServingNeighbour:
-    """Return the best of some candidates as a neighbour, compared with the best of all. `candidates`: or why there
-    are none."""
+    """Return the best of `candidates` as a neighbour, compared with the best deployment. `candidates`: a text says
+    why there are none."""
     if isinstance(candidates, str):
         return ServingNeighbour(change, None, candidates)
     q = search.q
     promising = sorted((c for c in candidates if search.keeps(c, 1.15)), key=search.score)
     if q.sized:
-        kept = iter(fewest(search, promising[:2], q.gpus, sure=False))
+        kept = iter(fewest_gpus(search, promising[:2], q.gpus, sure=False))
     else:
         kept = (seen for c in promising[:3] if (seen := search.refined(c)) is not None)
     for seen in kept:
@@ -124,9 +125,9 @@ def _judged(
         return ServingNeighbour(change, None, "leaves no GPUs for the other part, or no room for a request")
     nearest = search.simulate(min(candidates, key=lambda c: excess(q, c)))
     parts = [
-        f"{NAMES[name]} {reached(q, nearest, name) * 1e3:,.0f} ms of {most * 1e3:,.0f}"
+        f"{NAMES[name]} {latency_of(q, nearest, name) * 1e3:,.0f} ms of {most * 1e3:,.0f}"
         for name, most in q.limits.items()
-        if reached(q, nearest, name) > most
+        if latency_of(q, nearest, name) > most
     ]
     missed = " and ".join(parts) or f"{nearest.outcome.requests_per_s if nearest.outcome else 0:.2f} requests/s"
     return ServingNeighbour(change, None, f"at best {missed} ({nearest.title}, {nearest.users} at once)")

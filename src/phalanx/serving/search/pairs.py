@@ -1,8 +1,8 @@
-"""Workers that prefill and others that decode: how many of each, and how many requests.
+"""Separate prefill and decode workers: how many of each, and how many requests.
 
-A worker that prefills computes a step of n prompts, dealt to its attention groups, in t(n) seconds, and n / t(n)
-requests per second: the more prompts come together, the more it yields, and the longer each takes. n is the most
-with which a prompt, which waits for half a step of others first, keeps the limit of the first token.
+A prefill worker computes a step of n prompts, dealt to its attention groups, in t(n) seconds, n / t(n) requests per
+second: with more prompts together it serves more, and each takes longer. n is the largest number for which a prompt,
+which first waits for half a step of others, keeps the limit of the first token.
 """
 
 import math
@@ -20,23 +20,23 @@ BATCHES = (
     *(16384, 32768, 65536),
 )
 SLACK = 1.15
-"""By how much a steady state may miss a limit and still be simulated."""
+"""The largest ratio of a steady state to its limit at which a candidate is simulated."""
 PREFILL_USE = 0.8
-"""The most of a worker's time that prompts take: above it the queue before it grows fast."""
+"""The largest share of a prefill worker's time in use: above it the queue grows fast."""
 BOUND_USE = 0.97
-"""The same where the fewest workers are looked for: with fewer the queue never ends."""
+"""The same in a search for the fewest workers: with fewer the queue never ends."""
 
 
 def prompt_chunks(q: ServingQuestion, x: ServingLayout) -> tuple[int, ...]:
-    """Return the token budgets to try for workers that prefill: one that takes a prompt or two, and where groups
-    attend apart the largest, because their experts wait for all of them together."""
+    """Return the token budgets to try for prefill workers: one for a prompt or two, and with data-parallel attention
+    also the largest, because experts wait for all groups."""
     usual = max(c for c in q.chunks if c <= max(2 * q.input, min(q.chunks)))
     return (usual, max(q.chunks)) if x.attention_dp > 1 and max(q.chunks) > usual else (usual,)
 
 
 def prompts_together(q: ServingQuestion, first: Copy, chunk: int) -> tuple[float, float]:
-    """Return (requests/s of a worker that prefills, seconds to a prompt's first token with the transfer of its
-    cache), for as many prompts at once as the limit of the first token allows; rate 0 if none."""
+    """Return (requests/s of a prefill worker, seconds to a prompt's first token with the transfer of its cache), with
+    as many prompts in a step as the limit of the first token allows; rate 0: not even one."""
     if chunk in first.together:
         return first.together[chunk]
     use = BOUND_USE if q.sized else PREFILL_USE
@@ -54,8 +54,8 @@ def prompts_together(q: ServingQuestion, first: Copy, chunk: int) -> tuple[float
 
 
 def best_prefills(q: ServingQuestion, copies: list[Copy]) -> list[tuple[Copy, int]]:
-    """Return the workers to prefill on, with their chunks: those that no other beats in GPUs, in requests/s of a GPU
-    and in the time of a prompt."""
+    """Return (prefill worker, chunk) for workers that no other beats in GPUs, requests/s of a GPU and time of a
+    prompt."""
     able = []
     for copy in copies:
         for chunk in prompt_chunks(q, copy.layout):
@@ -71,16 +71,16 @@ def best_prefills(q: ServingQuestion, copies: list[Copy]) -> list[tuple[Copy, in
 
 
 def _batches(q: ServingQuestion, then: Copy) -> list[int]:
-    """Return the batches that decode within the limit of a token."""
+    """Return the decoding batches that keep the limit of a token."""
     able = [batch for batch in BATCHES if batch <= then.most]
     most = float("inf") if q.tpot_s is None else q.tpot_s * (1 if q.sized else SLACK)
     return [batch for batch in able if then.decode_s(batch) <= most]
 
 
 def workers_before(q: ServingQuestion, rate: float, moved: float) -> int:
-    """Return how many workers that prefill `rate` requests/s keep the limit of the first token, which takes `moved`
-    seconds without a queue: of M/D/c waiting times, P(W > t) is near C exp(-2 (1 - rho) c rate t), with Erlang's C
-    near rho^(sqrt(2 (c + 1)) - 1) (Sakasegawa 1977)."""
+    """Return the number of prefill workers, each of `rate` requests/s, that keep the limit of the first token, which
+    takes `moved` seconds without a queue. For the waiting times of M/D/c, P(W > t) is about
+    C exp(-2 (1 - rho) c rate t), with Erlang's C about rho^(sqrt(2 (c + 1)) - 1) (Sakasegawa 1977)."""
     c = math.ceil(q.offered / (BOUND_USE * rate))
     if q.ttft_s is not None:
         while c < MOST_GPUS:
@@ -93,14 +93,15 @@ def workers_before(q: ServingQuestion, rate: float, moved: float) -> int:
 
 
 def crowding(q: ServingQuestion, tpot: float) -> float:
-    """Return by how much the requests that decode exceed their mean in the question's percentage of moments: they
-    come as a Poisson process."""
+    """Return the ratio of the number of decoding requests, at the question's percentile over time, to its mean: they
+    arrive as a Poisson process."""
     mean = max(q.offered * q.output * tpot, 1.0)
     return 1 + {50: 0.0, 90: 1.28, 99: 2.33}[q.percentile] / math.sqrt(mean)
 
 
 def pairs(q: ServingQuestion, first: Copy, then: Copy, chunk: int) -> Iterator[ServingCandidate]:
-    """Yield candidates with `first` and `then` by the batch that decodes."""
+    """Yield candidates that prefill on copies like `first`, in chunks of `chunk` tokens, and decode on copies like
+    `then`, by the decoding batch."""
     rate, moved = prompts_together(q, first, chunk)
     if not rate:
         return
@@ -130,7 +131,7 @@ def pairs(q: ServingQuestion, first: Copy, then: Copy, chunk: int) -> Iterator[S
         slots = batch
         if q.concurrency:
             users, slots = q.concurrency, min(then.most, max(batch, -(-q.concurrency // left)))
-        elif q.open_load:  # all that fit; the steady state is that of the smallest batch that keeps up
+        elif q.open_load:  # slots for all that fit; the steady state is of the smallest batch that keeps up
             if served < q.offered and batch < BATCHES[-1] and 2 * batch <= then.most:
                 continue
             slots = max(b for b in BATCHES if b <= then.most)

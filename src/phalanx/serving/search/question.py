@@ -1,4 +1,4 @@
-"""The question of a search (model, cluster, load, limits), and the candidates that answer it."""
+"""The question of a search (model, cluster, load, limits), and its candidates."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -15,15 +15,15 @@ from phalanx.spec.model.spec import ModelSpec
 
 Objective = Literal["throughput", "latency", "cost", "energy", "carbon"]
 MOST_GPUS = 1024
-"""The most GPUs that are searched."""
+"""The most GPUs of a search."""
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 SPARING = ("cost", "energy", "carbon")
-"""Objectives that leave GPUs out."""
+"""Objectives for which a deployment may use fewer GPUs than there are."""
 
 
 @dataclass(frozen=True)
 class ServingQuestion:
-    """A model to be served on a cluster, with a load, and limits that `percentile` percent of requests stay under."""
+    """A model to serve on a cluster, with a load, and limits for `percentile` percent of the requests."""
 
     model: ModelSpec
     cluster: ClusterSpec
@@ -46,24 +46,24 @@ class ServingQuestion:
     modes: tuple[str, ...]
     """Modes to try: aggregated, disaggregated."""
     scale_block: int = 0
-    """Rows of a block of the fp8 checkpoint that share a scale; 0: none do."""
+    """Rows of a block of fp8 weights that share a scale; 0: no blocks."""
     slots: int = 0
-    """The most requests at once in an attention group; 0: as many as engines allow."""
+    """The most concurrent requests of an attention group; 0: the engine's limit."""
     graphs: int | None = None
-    """The largest batch of CUDA graphs of decoding; None: the engine's own."""
+    """The largest batch of CUDA graphs of decoding; None: the engine's default."""
     memory_share: float | None = None
-    """The engine's own option of the share of a GPU's memory; None: its default."""
+    """The engine's option for its share of a GPU's memory; None: its default."""
     step_tokens: int | None = None
-    """Tokens of a step, by the engine's option; None: as many as it takes by itself."""
+    """The engine's option for the tokens of a step; None: its default."""
     variation: float = 0.0
     """Coefficient of variation of the lengths."""
     ranges: tuple[tuple[int, int], tuple[int, int]] | None = None
-    """The fewest and the most tokens of prompts and of answers, if every length between is as likely."""
+    """(fewest, most) tokens of prompts and of answers with uniform lengths."""
     concurrency: int = 0
     """Concurrent requests of a closed loop on the whole deployment; 0: as many as the limits allow."""
     rate: float = 0.0
-    """Requests per second that come to the whole deployment; 0: closed loop. With `concurrency`, that many at most
-    are under way."""
+    """Requests per second that arrive at the whole deployment; 0: closed loop. `concurrency` limits the concurrent
+    ones."""
     burstiness: float = 1.0
     """Shape of the gamma distribution of times between requests: 1 is a Poisson process."""
     trace: Requests | None = None
@@ -73,27 +73,28 @@ class ServingQuestion:
     adapters: int = 0
     """LoRA adapters that requests use."""
     adapter_slots: int = 0
-    """LoRA adapters in one batch."""
+    """The most LoRA adapters of a batch."""
     adapter_load_s: float = 0.0
     accept_s: float | None = None
-    """Seconds of the server's one process for a request of a benchmark; None: as in its present release."""
+    """Seconds of the server's single process for a request of a benchmark; None: as in the engine's present
+    release."""
     requests: int = 0
-    """Requests of a benchmark, or of the simulation where no load is given; 0: enough for stable quantiles."""
+    """Requests of a benchmark, or to simulate if there is no load; 0: enough for stable quantiles."""
     seed: int = 0
     deadline_s: float | None = None
     """Limit of a whole request."""
     lost: tuple[int, str] = (0, "node")
-    """Nodes, GPUs or copies that are lost, and without which the others keep the limits."""
+    """(number, kind) of nodes, GPUs or copies without which the others keep the limits."""
     large_ep: LargeEp = "auto"
 
     @property
     def limits(self) -> dict[str, float]:
-        """Seconds that requests stay under, by what is limited."""
+        """Name of a limit -> seconds."""
         stated = {"ttft": self.ttft_s, "tpot": self.tpot_s, "deadline": self.deadline_s}
         return {name: most for name, most in stated.items() if most is not None}
 
     def workers_lost(self, gpus: int) -> int:
-        """Return how many workers of `gpus` GPUs are lost at most."""
+        """Return the most workers of `gpus` GPUs that are lost."""
         count, kind = self.lost
         return count * max(1, self.cluster.ranks_per_node // gpus) if kind == "node" else count
 
@@ -104,21 +105,21 @@ class ServingQuestion:
 
     @property
     def finite(self) -> bool:
-        """Whether the load is a benchmark: a number of requests and no more, all of which count."""
+        """Whether the load is a benchmark: a number of requests, all of which count."""
         return self.requests > 0 and self.trace is None and (self.rate > 0 or self.concurrency > 0)
 
     @property
     def sustained(self) -> bool:
-        """Whether requests come at a rate without end, which must be kept up with."""
+        """Whether requests arrive at a rate without end, so that the deployment must keep up."""
         return self.rate > 0 and not self.finite
 
     def block_of(self, weights: str) -> int:
-        """Return the rows of weights of a type that share a scale; 0: none do."""
+        """Return the rows of a block of weights of a type that share a scale; 0: no blocks."""
         return self.scale_block if weights == "fp8" else 0
 
     @property
     def sized(self) -> bool:
-        """Whether the fewest GPUs for a load are looked for."""
+        """Whether the search is for the fewest GPUs of a load."""
         return self.open_load and not self.finite and self.objective in SPARING
 
     @property
@@ -139,7 +140,7 @@ class WorkerGroup:
     slots: int
     """The most concurrent requests of one worker."""
     step_tokens: int
-    """The most tokens of one attention group in a step: the engine's token budget."""
+    """The token budget of a step of an attention group."""
     cache_tokens: int
 
 
@@ -150,7 +151,7 @@ class SteadyEstimate:
     ttft_s: float
     tpot_s: float
     tokens_per_s: float
-    """Of all workers of the deployment, per second."""
+    """Tokens generated per second by all workers."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class ServingCandidate:
     """Concurrent requests of the whole deployment in a closed loop."""
     steady: SteadyEstimate
     outcome: ServingOutcome | None = None
-    """Simulated results; None if it was pruned before simulation."""
+    """Simulated results; None: not simulated."""
 
     @property
     def gpus(self) -> int:
@@ -176,28 +177,27 @@ class ServingCandidate:
         return self.outcome.tokens_per_s if self.outcome else self.steady.tokens_per_s
 
     def ttft_s(self, percentile: int) -> float:
-        """Time to the first token that this percentage of requests stays under."""
+        """The percentile of the time to the first token; of a candidate that is not simulated, the steady state."""
         return self.outcome.ttft.at(percentile) if self.outcome else self.steady.ttft_s
 
     def tpot_s(self, percentile: int) -> float:
-        """Time per further token that this percentage of requests stays under."""
+        """The percentile of the time per further token; of a candidate that is not simulated, the steady state."""
         return self.outcome.tpot.at(percentile) if self.outcome else self.steady.tpot_s
 
     def phases(self) -> dict[str, float]:
-        """Return its GPUs by phase of power: workers that only decode draw less."""
+        """Return phase -> GPUs, for their power: decode workers draw less."""
         gpus = {"serving": 0.0, "decode": 0.0}
         for g in self.groups:
             gpus["decode" if g.role == "decode" else "serving"] += g.count * g.layout.gpus
         return gpus
 
     def expense(self, q: ServingQuestion) -> Expense:
-        """Return what an hour of it costs."""
+        """Return the cost of an hour."""
         apart = len(self.groups) > 1 or any(g.layout.gpus > q.cluster.ranks_per_node for g in self.groups)
         return expense_of("an hour", self.gpus, q.rates, self.phases(), apart)
 
     def spent(self, q: ServingQuestion) -> float:
-        """Return what the objective counts while it runs: energy where that, or carbon, is the objective, else
-        GPUs."""
+        """Return the expense that the objective minimises: kWh an hour for energy and carbon, else GPUs."""
         energy = self.expense(q).energy_kwh if q.objective in ("energy", "carbon") else None
         return self.gpus if energy is None else energy
 
@@ -208,7 +208,7 @@ class ServingCandidate:
 
     @property
     def title(self) -> str:
-        """The deployment in short, such as `2 x tp=4, fp8`."""
+        """The deployment in a few words, such as `2 x tp=4, fp8`."""
         parts = []
         for g in self.groups:
             x = g.layout

@@ -1,4 +1,4 @@
-"""The simulation of a candidate: its deployment under the load of the question."""
+"""The simulation of a candidate under the load of the question."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,10 +14,10 @@ from phalanx.serving.simulation.outcome import ServingOutcome, outcome
 from phalanx.serving.simulation.requests import (
     Requests,
     closed_loop,
-    spread,
-    timed,
-    uniform,
+    gamma_requests,
+    uniform_requests,
     with_adapters,
+    with_arrivals,
     with_reuse,
 )
 from phalanx.serving.simulation.simulation import simulate
@@ -27,20 +27,20 @@ CopyOf = Callable[[str, ServingLayout], Copy]
 
 
 def load(q: ServingQuestion, users: int, stay_s: float, longer: int = 1) -> Requests:
-    """Return the requests to simulate: the trace, or enough of them to be steady with `users` in a closed loop, who
-    begin within the time that a request stays. A rate is simulated for at least eight times that; `longer`: a
-    factor on their number."""
+    """Return the requests to simulate: the trace, or enough requests for a steady state of a closed loop of `users`,
+    who begin within `stay_s`, the seconds of a request; requests at a rate arrive over at least eight times that.
+    `longer`: a factor on their number."""
     if q.trace is not None:
         requests = q.trace
     else:
         steady = np.clip(8 * q.rate * stay_s, 3000, 20000) if q.rate else np.clip(12 * users, 400, 6000)
         n = (q.requests or int(steady)) * longer
         if q.ranges:
-            requests = uniform(n, *q.ranges, q.seed)
+            requests = uniform_requests(n, *q.ranges, q.seed)
         else:
-            requests = spread(n, q.input, q.output, q.variation, q.longest, q.seed)
+            requests = gamma_requests(n, q.input, q.output, q.variation, q.longest, q.seed)
         if q.rate:
-            requests = timed(requests, q.rate, q.seed, q.burstiness, q.concurrency)
+            requests = with_arrivals(requests, q.rate, q.seed, q.burstiness, q.concurrency)
         else:
             requests = closed_loop(requests, users, 0.0 if q.finite else stay_s)
     if q.reuse:
@@ -49,7 +49,7 @@ def load(q: ServingQuestion, users: int, stay_s: float, longer: int = 1) -> Requ
 
 
 def worker(q: ServingQuestion, group: WorkerGroup, copy: Copy) -> WorkerSpec:
-    """Return a worker of a group as the simulation takes it."""
+    """Return a worker of a group, for the simulation."""
     return WorkerSpec(
         copy.table(group.step_tokens),
         BatchingPolicy(
@@ -70,23 +70,23 @@ def worker(q: ServingQuestion, group: WorkerGroup, copy: Copy) -> WorkerSpec:
 
 
 def transfer(q: ServingQuestion, copy: Copy, gpus: int) -> Transfer:
-    """Return the link between prefill and decode: every GPU of a copy sends its own part of the cache.
+    """Return the link between prefill and decode, over which every GPU of a copy sends its part of the cache.
 
-    Within a node over its links, else over the network; which of both, the whole deployment's size says.
+    A deployment of `gpus` GPUs within a node uses the node's links, a larger one the network.
     """
     within = gpus <= q.cluster.ranks_per_node
     tier = q.cluster.tiers[0 if within else -1]
     rate = tier.bandwidth_bytes_per_s_per_gpu_per_direction
     if not within and tier.uplink_bandwidth_bytes_per_s_per_direction:
         rate = min(rate, tier.uplink_bandwidth_bytes_per_s_per_direction / q.cluster.ranks_per_node)
-    # MLA's latents are whole on each rank of tp: one of them sends.
+    # Each rank of tp has MLA's latents in full: one of them sends.
     senders = copy.layout.gpus if q.model.latent is None else copy.layout.pp * copy.layout.attention_dp
     return Transfer(copy.pricing.cache_bytes(q.input) / q.input, rate * senders, tier.latency_s)
 
 
 def _left(q: ServingQuestion, c: ServingCandidate) -> Iterator[tuple[int, ...]]:
-    """Yield the workers of each group that are left when the question's nodes, GPUs or copies are lost, of any one
-    group: those that prefill and those that decode are on different nodes."""
+    """Yield the numbers of workers of each group that remain after the question's loss, which hits one group: prefill
+    and decode workers are on different nodes."""
     counts = tuple(g.count for g in c.groups)
     if not q.lost[0]:
         yield counts
@@ -96,11 +96,11 @@ def _left(q: ServingQuestion, c: ServingCandidate) -> Iterator[tuple[int, ...]]:
         yield (*counts[:i], rest, *counts[i + 1 :])
 
 
-def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf, longer: int = 1) -> ServingCandidate:
-    """Return a candidate with its outcome, over `longer` times as many requests; of several ways to lose workers,
-    the worst.
+def with_outcome(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf, longer: int = 1) -> ServingCandidate:
+    """Return a candidate with its outcome, over `longer` times as many requests; if workers may be lost, the outcome
+    of the worst loss.
 
-    In a sustained closed loop equal workers have equal shares of the users: one of them is simulated.
+    In a sustained closed loop equal workers have equal shares of the users, so one of them is simulated.
     """
     seen = [replace(c, outcome=_of(q, c, left, copy_of, longer)) for left in _left(q, c) if min(left) > 0]
     if not seen:
@@ -111,7 +111,7 @@ def queued(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf, longer: int
 def _of(
     q: ServingQuestion, c: ServingCandidate, counts: tuple[int, ...], copy_of: CopyOf, longer: int
 ) -> ServingOutcome:
-    """Simulate a candidate with these numbers of workers."""
+    """Return the outcome of a candidate with these numbers of workers."""
     together = len(c.groups) > 1 or q.open_load or q.finite
     specs: list[WorkerSpec] = []
     for group, count in zip(c.groups, counts, strict=True):
@@ -121,7 +121,7 @@ def _of(
     users = c.users if together else -(-c.users // counts[0])
     stay = c.steady.ttft_s + c.steady.tpot_s * (q.output - 1)
     constants = first.pricing.constants
-    # In a benchmark prompts are tokenised one after the other; else each waits for its own alone.
+    # In a benchmark prompts are tokenised one after the other; otherwise a prompt waits for its own tokenising only.
     each = float(constants.accept_s) if q.accept_s is None else q.accept_s
     accept = (each, float(constants.token_s)) if q.finite else (0.0, 0.0)
     history = simulate(Deployment(tuple(specs), link, *accept), load(q, users, stay, longer), q.seed)
@@ -138,8 +138,8 @@ def _of(
     )
 
 
-def reached(q: ServingQuestion, c: ServingCandidate, limit: str) -> float:
-    """Return the seconds of ttft, tpot or deadline that the question's percentage of requests stays under."""
+def latency_of(q: ServingQuestion, c: ServingCandidate, limit: str) -> float:
+    """Return the seconds of a candidate's ttft, tpot or deadline, at the question's percentile."""
     if limit == "ttft":
         return c.ttft_s(q.percentile)
     if limit == "tpot":
@@ -148,8 +148,8 @@ def reached(q: ServingQuestion, c: ServingCandidate, limit: str) -> float:
 
 
 def excess(q: ServingQuestion, c: ServingCandidate) -> float:
-    """Return the largest ratio of a candidate's latency to its limit; at most 1 within the limits."""
-    parts = [0.0, *(reached(q, c, limit) / most for limit, most in q.limits.items())]
+    """Return the largest ratio of a candidate's latency to its limit; at most 1 if it keeps all limits."""
+    parts = [0.0, *(latency_of(q, c, limit) / most for limit, most in q.limits.items())]
     if q.sustained and c.tokens_per_s < 0.97 * q.offered * q.output:  # the queue grows
         parts.append(q.offered * q.output / max(c.tokens_per_s, 1e-9))
     return max(parts)

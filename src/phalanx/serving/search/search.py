@@ -1,7 +1,7 @@
-"""The search: every legal layout, batch and chunk in its steady state, and the queue of those that are promising.
+"""The search: the steady state of every legal layout, batch and chunk, and the simulated queue of promising ones.
 
-A candidate whose steady state misses a limit by more than `SLACK` is pruned. Each of the finalists is simulated with
-its batch raised, or lowered, to the largest that keeps the limits.
+A candidate whose steady state misses a limit by more than `SLACK` is pruned. Each finalist is simulated at the
+largest batch that keeps the limits.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from phalanx.serving.search.question import (
     SteadyEstimate,
     WorkerGroup,
 )
-from phalanx.serving.search.queued import excess, queued
-from phalanx.serving.search.space import illegal, layouts
+from phalanx.serving.search.queued import excess, with_outcome
+from phalanx.serving.search.space import layout_error, layouts
 
 LONGER = 10
-"""How many times as many requests the answer must keep the limits for, where they come at a rate without end."""
+"""Factor on the simulated requests for the answer to an endless load at a rate, which must keep the limits for
+all."""
 
 
 class Search:
-    """The candidates of a question. `copy_of` keeps the price tables."""
+    """The candidates of a question, of one layout if there is an `only` one. `copy_of` caches price tables."""
 
     def __init__(self, question: ServingQuestion, only: ServingLayout | None = None) -> None:
         self.q = question
@@ -59,8 +60,8 @@ class Search:
         return self.known[key]
 
     def on(self, gpus: int, objective: Objective | None = None) -> Search:
-        """Return the search of the same question on another number of GPUs, or for another objective, with the tables
-        that are known."""
+        """Return the search of the same question on another number of GPUs, or for another objective, with the same
+        price tables where they apply."""
         q = replace(self.q, gpus=gpus, objective=objective or self.q.objective)
         other = Search(q, self.only)
         other.known, other._pricing = (self.known, self._pricing) if gpus == self.q.gpus else ({}, self._pricing)
@@ -71,15 +72,15 @@ class Search:
         for weights in self.q.weights:
             q, block = self.q, self.q.block_of(weights)
             every = layouts(q.model, q.gpus, q.engine, q.cluster.ranks_per_node, not q.sized, block)
-            fixed = () if self.only is None or illegal(q.model, self.only, q.engine, block) else (self.only,)
+            fixed = () if self.only is None or layout_error(q.model, self.only, q.engine, block) else (self.only,)
             for layout in every if self.only is None else fixed:
                 copy = self.copy_of(weights, layout)
                 if not copy.missing:
                     yield copy
 
     def aggregated(self, copy: Copy, batches: Iterable[int] = BATCHES) -> Iterator[ServingCandidate]:
-        """Yield the candidates of one layout by batch and chunk, in as many replicas as the GPUs hold; also in fewer
-        if the load is given and cost is the objective."""
+        """Yield the candidates of one layout by batch and chunk, with as many replicas as the GPUs hold; for a given
+        load and a sparing objective also with fewer."""
         q, x = self.q, copy.layout
         most, lost = q.gpus // x.gpus, q.workers_lost(x.gpus)
         if q.open_load:
@@ -101,15 +102,15 @@ class Search:
                     yield ServingCandidate(copy.weights, (group,), q.concurrency or batch * left, steady)
 
     def _chunks(self, copy: Copy, batch: int) -> Iterator[int]:
-        """Yield the token budgets to try: budgets that leave room for prompts along with `batch` sequences, and no
-        more than two prompts take, or the smallest that does."""
+        """Yield the token budgets to try: budgets with room for prompts and `batch` sequences, up to the tokens of
+        two prompts; at least the smallest one with room."""
         q, x = self.q, copy.layout
         enough = [c for c in q.chunks if c * x.pp * x.attention_dp > batch * (1 + q.draft_tokens)]
         yield from (c for c in enough if c <= 2 * q.input or c == min(enough))
 
     def _keeping_up(self, copy: Copy, most: int) -> Iterator[ServingCandidate]:
-        """Yield the candidates of a layout for an open load, with as many slots as fit: `most` copies, or, where cost
-        is the objective, as many as their steady state says. It is that of the smallest batch that keeps up with
+        """Yield the candidates of a layout for an open load, with as many slots as fit: `most` copies, or for a
+        sparing objective the fewest by the steady state, which is of the smallest batch that keeps up with
         arrivals."""
         q, x = self.q, copy.layout
         arriving, lost = q.offered * q.output, q.workers_lost(x.gpus)
@@ -136,20 +137,21 @@ class Search:
             yield ServingCandidate(copy.weights, (group,), able[-1] * (count - lost), steady)
 
     def disaggregated(self, copies: list[Copy]) -> Iterator[ServingCandidate]:
-        """Yield prefill and decode workers in every ratio that the GPUs hold, matched in their rates."""
+        """Yield candidates with separate prefill and decode workers, in numbers that match their rates."""
         for first, chunk in best_prefills(self.q, copies):
             for then in copies:
                 if then.weights == first.weights:
                     yield from self.after(first, then, chunk)
 
     def after(self, first: Copy, then: Copy, chunk: int) -> Iterator[ServingCandidate]:
-        """Yield the candidates that prefill in chunks of this size on copies like `first`, and decode on others."""
+        """Yield the candidates that prefill in chunks of `chunk` tokens on copies like `first`, and decode on copies
+        like `then`."""
         for c in pairs(self.q, first, then, chunk):
             self.evaluated += 1
             yield c
 
     def candidates(self) -> list[ServingCandidate]:
-        """Return all candidates with their steady state."""
+        """Return all candidates, with their steady state."""
         copies = list(self.copies())
         priced_candidates: list[ServingCandidate] = []
         if "aggregated" in self.q.modes:
@@ -162,28 +164,28 @@ class Search:
     def simulate(self, c: ServingCandidate) -> ServingCandidate:
         """Return the candidate with its queue simulated."""
         if c not in self._queued:
-            self._queued[c] = queued(self.q, c, self.copy_of)
+            self._queued[c] = with_outcome(self.q, c, self.copy_of)
             self.simulated += 1
         return self._queued[c]
 
     def lasts(self, c: ServingCandidate) -> ServingCandidate | None:
-        """Return a simulated candidate with the outcome of ten times as many requests, if it keeps up with them and
-        as many as shall be are under each limit with 95 % confidence; else None."""
+        """Return a simulated candidate with the outcome of ten times as many requests, if it keeps up with them, and
+        keeps each limit for the question's percentile with 95 % confidence; else None."""
         self.simulated += 1
-        seen = queued(self.q, replace(c, outcome=None), self.copy_of, longer=LONGER)
+        seen = with_outcome(self.q, replace(c, outcome=None), self.copy_of, longer=LONGER)
         assert seen.outcome is not None
         sure = all(k.share - k.margin >= self.q.percentile / 100 for k in seen.outcome.kept)
         return seen if sure and self.keeps(seen) else None
 
     def keeps(self, c: ServingCandidate, slack: float = 1.0) -> bool:
-        """Whether a simulated candidate is within the limits."""
+        """Whether a candidate's latencies are at most `slack` times the limits."""
         return excess(self.q, c) <= slack
 
     def score(self, c: ServingCandidate) -> tuple[float, ...]:
-        """Sort key of simulated candidates; lower is better."""
+        """Return the sort key of candidates; lower is better."""
         q = self.q
         latency = c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
-        if q.open_load and not q.finite:  # whoever keeps up serves the same: the others come last
+        if q.open_load and not q.finite:  # all that keep up serve the same; the others come last
             behind = round(max(0.0, 1 - c.tokens_per_s / (0.95 * q.offered * q.output)), 2)
             return (behind, c.spent(q), latency) if q.objective in SPARING else (behind, latency, c.gpus)
         if q.objective == "latency":
@@ -193,7 +195,7 @@ class Search:
         return (-c.tokens_per_s, c.gpus, latency)
 
     def refined(self, c: ServingCandidate) -> ServingCandidate | None:
-        """Return a candidate, simulated, with the largest batch within the limits; None if no batch is."""
+        """Return a candidate, simulated, with the largest batch that keeps the limits; None: no batch does."""
         best = self.simulate(c)
         if self.q.open_load or self.q.concurrency or len(c.groups) > 1 or self.q.objective == "latency":
             return best if self.keeps(best) else self._smaller(c)
@@ -218,7 +220,7 @@ class Search:
         return None
 
     def _with_batch(self, c: ServingCandidate, by: int) -> ServingCandidate | None:
-        """Return a candidate with the next larger or smaller batch; None if there is none."""
+        """Return a candidate whose batch is `by` places larger; None: there is none."""
         group = c.groups[-1]
         if self.q.concurrency or self.q.open_load or group.slots not in BATCHES:
             return None
@@ -247,7 +249,7 @@ def best_of_each(candidates: Iterable[ServingCandidate], search: Search) -> list
 
 
 def pareto(candidates: Iterable[ServingCandidate]) -> list[ServingCandidate]:
-    """Return the candidates that no other beats in both tokens/s per user and per GPU, the fastest per user first."""
+    """Return the Pareto front of tokens/s per user and per GPU, the fastest per user first."""
     kept: list[ServingCandidate] = []
     for c in sorted(candidates, key=lambda c: (c.tpot_s(50), -c.tokens_per_s / c.gpus)):
         if not kept or c.tokens_per_s / c.gpus > 1.02 * kept[-1].tokens_per_s / kept[-1].gpus:

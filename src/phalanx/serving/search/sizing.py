@@ -1,4 +1,4 @@
-"""The fewest GPUs for an open load: the smallest deployments first, with more workers until they keep the limits."""
+"""The fewest GPUs for an open load: the smallest deployments first, with added workers until they keep the limits."""
 
 import heapq
 from collections import Counter
@@ -8,23 +8,22 @@ from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import Search
 
 OTHERS = 2
-"""How many more are simulated, to show what else would do."""
+"""Simulated deployments after the best one, as alternatives."""
 _SIZED, _ALIKE = 20, 2
-"""The most deployments that are simulated to find the fewest GPUs, and of those that begin alike."""
+"""The most deployments to simulate for the fewest GPUs; the most with equal workers for the start of requests."""
 _STEP = 0.05
-"""By how much the workers of one kind are more than before, where they were too few."""
+"""Relative increase of the workers of one kind after a miss."""
 
 
-def fewest(
+def fewest_gpus(
     search: Search, bounds: list[ServingCandidate], gpus: int, others: int = 0, sure: bool = True
 ) -> list[ServingCandidate]:
-    """Return the deployment of the fewest GPUs, at most `gpus`, that keeps an open load within the limits, then
-    the candidates of `others` further families that do, as far as they come next. `sure`: the first keeps them ten
-    times as long.
+    """Return the deployment with the fewest GPUs, at most `gpus`, that keeps the limits under an open load, then up
+    to `others` deployments of other families that do. `sure`: the first keeps them for ten times as many requests.
 
-    `bounds`: one of each family, with as many workers as its steady state and a formula of queues say. The smallest
-    is simulated; what misses a limit comes again with more workers, and from what keeps them workers are taken as
-    long as it does: nothing depends on how many GPUs are offered beyond those."""
+    `bounds`: a candidate of each family, with as many workers as its steady state and a queueing formula require. The
+    smallest is simulated; one that misses a limit returns to the heap with more workers, and one that keeps the
+    limits loses workers as long as it does. So the result does not depend on the number of unused GPUs."""
     q, kept = search.q, list[ServingCandidate]()
     heap = [(c.spent(q), _whole(q, c), i, c) for i, c in enumerate(_families(q, bounds)) if c.gpus <= gpus]
     heapq.heapify(heap)
@@ -49,7 +48,7 @@ def fewest(
 
 
 def _families(q: ServingQuestion, bounds: list[ServingCandidate]) -> list[ServingCandidate]:
-    """Return the smallest candidates, no more than two whose requests begin on the same kind of workers."""
+    """Return the smallest candidates, at most two whose requests begin on equal workers."""
     kept, alike = list[ServingCandidate](), Counter[object]()
     for c in sorted(bounds, key=lambda c: (c.spent(q), _whole(q, c))):
         key = (c.weights, len(c.groups), c.groups[0].layout)
@@ -60,8 +59,8 @@ def _families(q: ServingQuestion, bounds: list[ServingCandidate]) -> list[Servin
 
 
 def _thinned(search: Search, c: ServingCandidate) -> ServingCandidate | None:
-    """Return a deployment with the fewest workers that still keep the limits, ten times as long where requests come
-    without end: one by one is taken from it. None if it does not keep them that long itself."""
+    """Return a deployment without its spare workers, which are removed one by one while it keeps the limits; under an
+    endless load, for ten times as many requests. None: it does not keep them for that long."""
     q, passed = search.q, [c]
     for i in reversed(range(len(c.groups))):
         while c.groups[i].count > 1 + q.workers_lost(c.groups[i].layout.gpus):
@@ -78,12 +77,12 @@ def _thinned(search: Search, c: ServingCandidate) -> ServingCandidate | None:
 
 
 def _whole(q: ServingQuestion, c: ServingCandidate) -> float:
-    """Seconds of a whole request, as a candidate's steady state or simulation has it."""
+    """Return the seconds of a whole request, by a candidate's steady state or simulation."""
     return c.ttft_s(50) + (q.output - 1) * c.tpot_s(50)
 
 
 def _with_more(q: ServingQuestion, c: ServingCandidate) -> ServingCandidate:
-    """Return a simulated candidate that misses a limit, with more workers where requests wait."""
+    """Return a simulated candidate that misses a limit, with more workers in the group where requests wait."""
     assert c.outcome is not None
     groups = list(c.groups)
     waiting = c.outcome.queueing.at(q.percentile)

@@ -1,10 +1,10 @@
-"""All legal layouts of one copy of a model over GPUs, under a serving engine."""
+"""The legal layouts of a copy of a model over GPUs, under a serving engine."""
 
 from collections.abc import Iterator
 from functools import cache
 
 from phalanx.cost.memory.cache import layer_cache
-from phalanx.serving.cost.checkpoint import cut_block
+from phalanx.serving.cost.checkpoint import cut_block_error
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.simulation.engines import EngineRow
 from phalanx.spec.model.blocks.lowering import architecture
@@ -14,7 +14,8 @@ from phalanx.spec.model.spec import ModelSpec
 
 @cache
 def _split_dims(model: ModelSpec, mixing: bool) -> tuple[Dim, ...]:
-    """Return the dimensions that tensor parallelism divides, of sublayers that mix tokens or of the others."""
+    """Return the dimensions that tensor parallelism splits; `mixing`: of sublayers that mix tokens, or of the
+    others."""
     distinct: dict[tuple[Dim, str], Dim] = {}
     for block in architecture(model).kinds:
         for s in block.sublayers:
@@ -25,7 +26,7 @@ def _split_dims(model: ModelSpec, mixing: bool) -> tuple[Dim, ...]:
 
 
 def _undivided(dims: tuple[Dim, ...], tp: int) -> str:
-    """Return which of these dimensions `tp` ranks do not divide, and why; empty if they divide all."""
+    """Return which dimension `tp` ranks cannot split evenly, and why; empty: none."""
     for dim in dims:
         if not dim.copies and tp > dim.count:
             return f"tp = {tp} is more than {dim.of} = {dim.count}"
@@ -35,9 +36,9 @@ def _undivided(dims: tuple[Dim, ...], tp: int) -> str:
     return ""
 
 
-def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow, block: int = 0) -> str:
-    """Return why a layout is illegal for a model; empty if it is legal. `block`: rows of a block of its weights that
-    share a scale."""
+def layout_error(model: ModelSpec, x: ServingLayout, engine: EngineRow, block: int = 0) -> str:
+    """Return why a layout is illegal for a model; empty: it is legal. `block`: rows of a block of weights that share
+    a scale."""
     if reason := _undivided(_split_dims(model, True), x.tp):
         return reason
     if x.pp > model.layers:
@@ -47,7 +48,7 @@ def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow, block: int = 
         return f"moe_tp x moe_ep = {x.moe_tp} x {x.moe_ep} is not tp x attention_dp = {width}"
     if reason := _undivided(_split_dims(model, False), x.tp):
         return reason
-    if reason := cut_block(model, x, block):
+    if reason := cut_block_error(model, x, block):
         return reason
     if model.experts is None:
         if x.moe_ep > 1:
@@ -67,8 +68,8 @@ def illegal(model: ModelSpec, x: ServingLayout, engine: EngineRow, block: int = 
 def layouts(
     model: ModelSpec, gpus: int, engine: EngineRow, node: int, divisors: bool = True, block: int = 0
 ) -> Iterator[ServingLayout]:
-    """Yield the legal layouts of one copy over at most `gpus` GPUs. Degrees are powers of two, and with `divisors`
-    divisors of `gpus` too; tensor parallelism stays within a node unless it fills several."""
+    """Yield the legal layouts of a copy on at most `gpus` GPUs. Degrees are powers of two and, with `divisors`, the
+    divisors of `gpus`; a stage stays within a node of `node` GPUs, or fills several nodes."""
     degrees = [d for d in range(1, gpus + 1) if (divisors and gpus % d == 0) or d & (d - 1) == 0]
     for pp in degrees:
         for tp in degrees:
@@ -79,5 +80,5 @@ def layouts(
                 splits = {(width, 1), (1, width)} if model.experts else {(width, 1)}
                 for moe_tp, moe_ep in sorted(splits):
                     x = ServingLayout(tp, pp, attention_dp, moe_tp, moe_ep)
-                    if not illegal(model, x, engine, block):
+                    if not layout_error(model, x, engine, block):
                         yield x

@@ -1,1 +1,1 @@
-"""The simulation of served requests: queueing and continuous batching, in events."""
+"""The simulation of served requests: a discrete-event simulation of queueing and continuous batching."""

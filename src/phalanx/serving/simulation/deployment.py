@@ -1,4 +1,4 @@
-"""A deployment: workers with their slots, cache and scheduling, and the link that moves caches between them."""
+"""A deployment: workers with their slots, cache and scheduling, and the link that transfers caches between them."""
 
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -11,27 +11,27 @@ UNBOUNDED = 1 << 60
 
 
 class StepPrice(Protocol):
-    """Seconds of one step of an engine, by the contents of its batch, on all GPUs that hold one copy of the model.
+    """Seconds of a step of an engine, by the contents of its batch, on the GPUs of one copy of the model.
 
         step(prompt tokens, attended pairs, sequences, context)
 
-    `prompt tokens` are computed in this step, each attending to those before it: `pairs` counts (query, key) of them
-    all, n (past + (n + 1) / 2) for n tokens of a prompt with `past` in the cache. `sequences` each produce a token
-    from `context` cached tokens in sum. Between two changes of the batch only the context grows, by a token per
-    sequence and step; where the price is a line in the context, a run of such steps needs no loop:
+    `prompt tokens` are computed in this step, and each attends to earlier ones: `pairs` counts all (query, key),
+    n (past + (n + 1) / 2) for n tokens of a prompt with `past` in the cache. Each of the `sequences` generates a
+    token, and `context` is the sum of their cached tokens. Between two changes of the batch only the context grows,
+    by a token per sequence and step; if the price is linear in the context, a run of such steps needs no loop:
 
         sum over i < k of (t + q i) = k t + q k (k - 1) / 2
     """
 
     def decode(self, sequences: int, context: int) -> tuple[float, float, int]:
-        """Return (seconds of a step that decodes only, seconds per further token of context, the context up to which
-        that line holds)."""
+        """Return (seconds of a decoding step, seconds per further token of context, context up to which this line
+        holds)."""
         ...
 
     def mixed(self, tokens: int, pairs: float, sequences: int, context: int, uneven: float = 1.0) -> float:
-        """Return the seconds of a step that computes `tokens` of prompts along with `sequences` that decode, if any.
+        """Return the seconds of a step with `tokens` of prompts, and `sequences` that decode, if any.
 
-        `uneven`: tokens of prompts in the busiest group that attends apart, over their mean over the groups."""
+        `uneven`: prompt tokens in the busiest attention group, over the mean of all groups."""
         ...
 
 
@@ -40,9 +40,9 @@ Role = Literal["both", "prefill", "decode"]
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding (Leviathan et al. 2023): a step verifies `tokens` drafted ones per sequence, and each is
-    accepted with probability `acceptance` if the one before was. A step then yields 1 to tokens + 1 tokens, in the
-    mean (1 - acceptance^(tokens + 1)) / (1 - acceptance). What drafting and verifying cost is in the price."""
+    """Speculative decoding (Leviathan et al. 2023): a step verifies `tokens` drafted tokens of each sequence, and
+    each is accepted with probability `acceptance` if the one before it was. A step yields 1 to tokens + 1 tokens,
+    with a mean of (1 - acceptance^(tokens + 1)) / (1 - acceptance). The price includes drafting and verifying."""
 
     tokens: int
     acceptance: float
@@ -55,32 +55,31 @@ class Speculation:
 
     @property
     def mean(self) -> float:
-        """Mean tokens that a step yields."""
+        """Mean tokens of a step."""
         a, k = self.acceptance, self.tokens
         return k + 1.0 if a == 1 else (1 - a ** (k + 1)) / (1 - a)
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """One worker: the GPUs of one copy of the model, and how its engine schedules requests."""
+    """One worker: a copy of the model, and the scheduling of its engine."""
 
     price: StepPrice
     policy: BatchingPolicy
     pages: int
     """Pages of its KV cache."""
     stages: int = 1
-    """Pipeline stages. The prompt tokens of a step pass through them in up to `stages` chunks, one behind the other.
-    The price of a step is that of one chunk through all stages; the last of m chunks leaves (m - 1) / stages of that
-    later."""
+    """Pipeline stages. The prompt tokens of a step pass through them in up to `stages` chunks, one after another. The
+    price of a step is of one chunk through all stages; the last of m chunks leaves (m - 1) / stages of that later."""
     groups: int = 1
-    """Groups of GPUs that each compute attention for their own requests (attention data parallelism). Prompts are
-    dealt to them in turn, and each computes at most its share of the policy's `chunk`; slots and pages are counted
-    together."""
+    """Groups of GPUs, each of which computes attention for its own requests (attention data parallelism). Prompts are
+    dealt to them in turn, and each computes at most its share of the policy's `chunk`; slots and pages are of all
+    groups."""
     role: Role = "both"
-    """prefill: hands each request on after its first token. decode: gets requests with their cache."""
+    """prefill: passes each request on after its first token. decode: receives requests with their cache."""
     speculation: Speculation | None = None
     adapters: int = 0
-    """The most LoRA adapters in a batch; 0: requests have none."""
+    """The most LoRA adapters of a batch; 0: requests use none."""
     adapter_load_s: float = 0.0
     """Seconds to load an adapter that is not on the GPU."""
 
@@ -97,7 +96,7 @@ class WorkerSpec:
 
     @property
     def tokens_per_sequence(self) -> int:
-        """Tokens that a step computes of a sequence that decodes: the latest, and those that were drafted."""
+        """Tokens that a step computes of a decoding sequence: the latest one, and drafted ones."""
         return 1 + (self.speculation.tokens if self.speculation else 0)
 
 
@@ -110,7 +109,7 @@ class Transfer:
     latency_s: float = 0.0
 
     def seconds(self, tokens: int) -> float:
-        """Seconds to move the cache of a prompt."""
+        """Return the seconds to transfer the cache of a prompt."""
         return self.latency_s + tokens * self.bytes_per_token / self.bytes_per_s
 
 
@@ -120,11 +119,12 @@ class Deployment:
 
     workers: tuple[WorkerSpec, ...]
     transfer: Transfer | None = None
-    """The link between prefill and decode workers; None where every worker does both."""
+    """The link between prefill and decode workers; None: every worker does both."""
     accept_s: float = 0.0
-    """Seconds of the server's one process for a request before a worker can begin it: HTTP and the chat template."""
+    """Seconds of the server's single process for a request before a worker can begin it: HTTP and the chat
+    template."""
     accept_token_s: float = 0.0
-    """The same for a token of its prompt."""
+    """The same, for each token of its prompt."""
 
     def __post_init__(self) -> None:
         roles = {w.role for w in self.workers}

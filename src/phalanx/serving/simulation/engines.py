@@ -1,8 +1,8 @@
-"""Serving engines: ONE table, a row holding how each one schedules and what it can be asked for.
+"""Serving engines: ONE table, with a row for the scheduling and the abilities of each.
 
-vLLM 0.33 (v1 scheduler): decodes first, then chunks of prompts, in one step; a full cache preempts by recomputation.
-SGLang 0.5.23: prompts run in steps of their own unless --enable-mixed-chunk is given. TensorRT-LLM 1.2
-(trtllm-serve): one step for both; a request begins only when its cache is sure (GUARANTEED_NO_EVICT).
+vLLM 0.33 (v1 scheduler): decoding first, then chunks of prompts, in one step; a full cache preempts by recomputation.
+SGLang 0.5.23: prompts run in separate steps, except with --enable-mixed-chunk. TensorRT-LLM 1.2 (trtllm-serve): one
+step for both; a request begins only when the cache has room to its end (GUARANTEED_NO_EVICT).
 """
 
 import math
@@ -19,27 +19,27 @@ from phalanx.spec.number_formats import NUMBER_FORMATS
 
 @dataclass(frozen=True)
 class EngineRow:
-    """How one engine schedules, and what it supports."""
+    """The scheduling and the abilities of an engine."""
 
     name: str
-    """The name that users write."""
+    """Its name in questions."""
     title: str
     mixed: bool
     """Whether prompts and sequences that decode share a step."""
     reserve: bool
-    """Whether a request waits until the cache has room to its end, instead of being preempted."""
+    """Whether a request waits until the cache has room to its end, so that none is preempted."""
     page_tokens: int
-    """Tokens of a page of the cache, by default."""
+    """Default tokens of a page of the cache."""
     attention_dp: Literal["any", "all"]
-    """Whether groups of attention data parallelism may be tensor parallel (any), or must be single GPUs (all)."""
+    """any: groups of attention data parallelism may be tensor parallel; all: they are single GPUs."""
     experts: Literal["any", "all"]
-    """Whether experts may be split by ep and tp at once (any), or only by one of them (all)."""
+    """any: experts may be split by ep and tp together; all: by one of them."""
     state_pages: bool
     """Whether a page of the cache is at least as large as a layer's recurrent state."""
     state_reuse: str
-    """How it reuses prefixes of a model with recurrent states."""
+    """A note on the reuse of prefixes by a model with recurrent states."""
     unpacks_fp8: tuple[str, ...] = ()
-    """Generations without products of 8 bits on which it makes weights of fp8 16 bits where it multiplies them."""
+    """Generations without 8-bit products on which it expands fp8 weights to 16 bits for products."""
 
 
 _VLLM_STATE = (
@@ -55,7 +55,7 @@ _SGLANG_STATE = (
 """github.com/sgl-project/sglang, pull request 14792; mamba_track_interval is 256 by default."""
 _TRTLLM_STATE = "how TensorRT-LLM reuses prefixes of a model with recurrent states is not modelled"
 _MARLIN = ("ampere", "ampere-gddr")
-"""docs.vllm.ai/en/latest/features/quantization/fp8: weight-only on Ampere, by Marlin's kernels, which SGLang has too
+"""docs.vllm.ai/en/latest/features/quantization/fp8: weight-only on Ampere, with Marlin's kernels, as in SGLang
 (srt/layers/quantization/fp8.py, use_marlin)."""
 
 ENGINES = {
@@ -75,9 +75,9 @@ MULTIPLIED_AS = {
         ("mxfp4", "bfloat16"),  # by 8 bits where the chip has them (cost/step.py, product_rate)
     )
 }
-"""The format in which products take each type of weights: int4 and mxfp4 are unpacked to 16 bits before."""
+"""Type of weights -> the format of its products: int4 and mxfp4 are expanded to 16 bits."""
 NEEDS = {weights: f.generations for weights, f in MULTIPLIED_AS.items()}
-"""Generations of chips whose tensor cores take a type of weights."""
+"""Type of weights -> generations of chips with tensor cores for its products."""
 
 CACHE_TYPES = ("bf16", "fp8")
 """Types of the cache that are priced."""
@@ -91,8 +91,8 @@ def engine(name: str) -> EngineRow:
 
 
 def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
-    """Return the tokens of a page: where an engine's pages hold recurrent states too, in multiples of 16, as many as
-    one layer's state takes (vLLM 0144dd5, model_executor/models/config.py, HybridAttentionMambaModelConfig).
+    """Return the tokens of a page. Where pages hold recurrent states too, a page is as large as a layer's state, in
+    multiples of 16 tokens (vLLM 0144dd5, model_executor/models/config.py, HybridAttentionMambaModelConfig).
     `cache_bytes`: of an element."""
     kept = [k for block in architecture(model).kinds for s in block.sublayers if (k := layer_cache(s)) is not None]
     state = max((STATE_BYTES * k.state + INPUT_BYTES * k.inputs for k in kept), default=0.0)
@@ -102,18 +102,18 @@ def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
     return max(row.page_tokens, 16 * math.ceil(state / (16 * min(tokens))))
 
 
-def takes(weights: str, generation: str, row: EngineRow) -> bool:
-    """Whether an engine multiplies weights of a known type on a generation of chips."""
+def supports(weights: str, generation: str, row: EngineRow) -> bool:
+    """Whether an engine supports weights of a known type on a generation of chips."""
     return generation in NEEDS[weights] or (weights == "fp8" and generation in row.unpacks_fp8)
 
 
 def require_types(weights: str, cache: str, generation: str, chip: str, row: EngineRow) -> None:
-    """Require that an engine multiplies these weights on a chip, and that the cache's type is priced: any chip can
-    keep it in 8 bits, which are made 16 where they are read (vllm/config/cache.py: fp8_e5m2). Raises InputError."""
+    """Require that an engine supports these weights on a chip, and that the type of the cache is priced: any chip can
+    keep it in 8 bits, which are expanded to 16 on reading (vllm/config/cache.py: fp8_e5m2). Raises InputError."""
     if weights not in NEEDS:
         raise InputError("weights", weights, "is not a type that is priced", nearest(weights, NEEDS))
-    if not takes(weights, generation, row):
-        able = [each for each in NEEDS if takes(each, generation, row)]
+    if not supports(weights, generation, row):
+        able = [each for each in NEEDS if supports(each, generation, row)]
         remedy = f"it has {', '.join(able)}" if able else "no type of these: choose another cluster"
         raise InputError("weights", weights, f"{chip} ({generation}) has no tensor cores for it", remedy)
     if cache not in CACHE_TYPES:

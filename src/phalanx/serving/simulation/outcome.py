@@ -1,8 +1,7 @@
 """Latency and throughput of a simulated history: TTFT, time per token, tokens/s, with quantiles.
 
-Of a sustained load the first requests, which come to an empty engine, are left out, and the end, where no more come
-and the last ones drain.
-Of a benchmark all are counted, from the first request to the last token.
+Under a sustained load the first requests, which arrive at an empty engine, and the last ones, after which none
+arrive, are not counted. In a benchmark all are counted, from the first request to the last token.
 """
 
 from collections.abc import Mapping
@@ -25,20 +24,20 @@ class Quantiles:
     p99: float
 
     def at(self, percentile: int) -> float:
-        """The quantile of 50, 90 or 99 percent."""
+        """Return the quantile of 50, 90 or 99 percent."""
         return {50: self.p50, 90: self.p90, 99: self.p99}[percentile]
 
 
 @dataclass(frozen=True)
 class LimitKept:
-    """The share of requests that stay under a limit, and how sure it is: twenty parts of the simulation, one after
-    the other, differ in it."""
+    """The share of requests within a limit, with its margin by the differences between twenty consecutive parts of
+    the simulation."""
 
     limit: str
     """ttft, tpot or deadline."""
     share: float
     margin: float
-    """Half of the interval that holds the share with 95 % probability."""
+    """Half of the 95 % confidence interval of the share."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +45,32 @@ class ServingOutcome:
     """Latency and throughput of a deployment under a load."""
 
     ttft: Quantiles
-    """From arrival to the first token: queueing, prefill, and the transfer of the cache."""
+    """Time from arrival to the first token: queueing, prefill, and the transfer of the cache."""
     queueing: Quantiles
-    """From arrival until the request has a slot and pages."""
+    """Time from arrival until the request has a slot and pages."""
     tpot: Quantiles
-    """Seconds per token after the first, of each request."""
+    """Time per token after the first, over all requests."""
     gap: Quantiles
-    """Seconds between two tokens of a request, over all tokens (inter-token latency)."""
+    """Time between two tokens of a request, over all tokens (inter-token latency)."""
     latency: Quantiles
-    """From arrival to the last token."""
+    """Time from arrival to the last token."""
     tokens_per_s: float
     """Tokens generated per second by all workers, in the steady part."""
     requests_per_s: float
+    """Requests finished per second, in the steady part."""
     in_flight: float
-    """Mean number of requests that run or wait, in the steady part."""
+    """Mean number of running and waiting requests, in the steady part."""
     preemptions: int
     requests: int
     """Number of requests behind the quantiles."""
     makespan_s: float | None = None
-    """Of a benchmark: from its first request to its last token. None for a sustained load."""
+    """Seconds of a benchmark, from its first request to its last token; None: a sustained load."""
     kept: tuple[LimitKept, ...] = ()
-    """By limit, where there is any."""
+    """The share of requests within each limit."""
 
 
 def quantiles(values: Floats) -> Quantiles:
-    """Return the quantiles of n times; 0 for none."""
+    """Return the quantiles of times; 0 for no times."""
     if not len(values):
         return Quantiles(0.0, 0.0, 0.0, 0.0)
     middle, high, highest = np.quantile(values, (0.5, 0.9, 0.99))
@@ -81,7 +81,7 @@ _PARTS, _QUANTILE = 20, 2.093  # Student's t of 19 degrees of freedom, 97.5 %
 
 
 def _share_kept(limit: str, times: Floats, most: float) -> LimitKept:
-    """Return the share of times, in order of arrival, that are at most `most`."""
+    """Return the share of `times`, in order of arrival, that are at most `most`."""
     under = times <= most
     parts = np.array([part.mean() for part in np.array_split(under, _PARTS) if len(part)])
     spread = float(parts.std(ddof=1)) if len(parts) > 1 else 1.0
@@ -96,13 +96,12 @@ def outcome(
     finite: bool = False,
     limits: Mapping[str, float | None] = MappingProxyType({}),
 ) -> ServingOutcome:
-    """Return what is seen of a history, without the first share `warm` of requests; if `finite`, of all of it.
+    """Return the outcome of a history, without the first share `warm` of its requests; `finite`: of all of them.
 
-    Where requests come at their own times, those are left out too that came before twice the time of a request had
-    passed, and those under way when the last one came. Users see a first token `way_s` seconds and `way_steps` of
-    the request's own steps after it is computed, or with its last token: for HTTP, tokenising, and because servers
-    send tokens in intervals.
-    `limits`: seconds of ttft, tpot and deadline.
+    With timed arrivals, requests that arrived within the first two latencies of a request, and requests running when
+    the last one arrived, are not counted either. Users see a first token `way_s` seconds and `way_steps` of the
+    request's own steps after it is computed, at the latest with its last token: for HTTP, tokenising, and because
+    servers send tokens in intervals. `limits`: seconds of ttft, tpot and deadline.
     """
     h, n = history, len(history.requests)
     skipped, stop = 0 if finite else int(n * warm), n
@@ -116,7 +115,7 @@ def outcome(
     first, done, arrival = h.first[rows], h.done[rows], h.arrival[rows]
     per_token = (done - first)[longer] / (h.requests.output[rows][longer] - 1)
     wait = first - arrival
-    # In a burst a request's own token may wait for the prompts of many steps: the way takes whole steps alone.
+    # In a burst a request's own tokens may wait for prompts of many steps; the way waits for single steps only.
     step = per_token if h.after is None or not finite else np.minimum(per_token, h.after[rows][longer])
     wait[longer] += np.minimum(way_steps, h.requests.output[rows][longer] - 1) * step
     wait += way_s
@@ -124,7 +123,7 @@ def outcome(
     end = float(h.arrival[-1])
     if finite:
         begin, end = float(h.arrival.min()), float(h.done.max()) + way_s
-    elif end <= begin:  # all came at once: there is no steady part
+    elif end <= begin:  # all arrived at once: there is no steady part
         begin, end = 0.0, float(h.done.max())
     seen = {"ttft": wait, "tpot": per_token, "deadline": done - arrival + way_s}
     return ServingOutcome(
@@ -144,14 +143,14 @@ def outcome(
 
 
 def _tokens(h: RequestHistory, begin: float, end: float) -> float:
-    """Count the tokens sent between two times, including parts of runs that cross either."""
+    """Count the tokens sent between two times, with parts of runs that cross either time."""
     ends, seconds, tokens = h.sent.T
     inside = np.clip(ends, begin, end) - np.clip(ends - seconds, begin, end)
     return float((tokens * inside / np.maximum(seconds, 1e-300)).sum())
 
 
 def _of_gaps(h: RequestHistory) -> Quantiles:
-    """Return the quantiles over tokens of the time since the token before; within a run it grows evenly."""
+    """Return the quantiles, over tokens, of the time since the previous token, which grows evenly within a run."""
     if not len(h.gaps):
         return Quantiles(0.0, 0.0, 0.0, 0.0)
     weight, low, high = h.gaps.T

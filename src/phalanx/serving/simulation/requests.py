@@ -1,7 +1,7 @@
-"""Requests as columns: arrivals, lengths, and what else their scheduling depends on.
+"""Requests in columns: arrivals, lengths, and the other inputs of their scheduling.
 
-Arrivals are closed-loop (`users` who each send the next request when the last is answered), drawn at a rate, or
-given; of the latter two at most `users` are under way, as benchmarks limit them.
+Arrivals are a closed loop (each of `users` sends the next request when the last is answered), random at a rate, or
+given by a trace; `users` also limits concurrent requests at a rate, as in benchmarks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True)
 class Requests:
-    """n requests in order of arrival. Raises InputError for lengths below 1 and bad arrivals."""
+    """n requests in order of arrival. Raises InputError for lengths below 1 and invalid arrivals."""
 
     input: Integers
     """(n,) tokens of the prompt."""
@@ -28,16 +28,16 @@ class Requests:
     arrival: Floats | None
     """(n,) seconds, ascending; None: closed loop."""
     users: int = 0
-    """Concurrent requests of a closed loop; of timed arrivals the most under way, 0: no limit."""
+    """Concurrent requests of a closed loop; the most concurrent ones with timed arrivals, 0: no limit."""
     ramp_s: float = 0.0
-    """Seconds over which the users of a closed loop send their first requests, evenly; equal requests that begin
-    together would stay together."""
+    """Seconds over which the users of a closed loop evenly send their first requests, because equal requests that
+    begin together would stay together."""
     reused: Integers | None = None
-    """(n,) leading tokens of the prompt that are cached already, and are not computed. None: none."""
+    """(n,) leading tokens of the prompt that are in the cache. None: no tokens."""
     priority: Integers | None = None
     """(n,) lower goes first. None: first come, first served."""
     adapter: Integers | None = None
-    """(n,) which LoRA adapter, from 0. None: all use the model itself."""
+    """(n,) number of a LoRA adapter, from 0. None: no adapters."""
 
     def __post_init__(self) -> None:
         n = len(self.input)
@@ -77,23 +77,25 @@ class Requests:
         return replace(self, **part)
 
 
-def alike(n: int, input: int, output: int) -> Requests:
-    """Return n requests of one length, in a closed loop of one user."""
+def equal_requests(n: int, input: int, output: int) -> Requests:
+    """Return n equal requests, in a closed loop of one user."""
     lengths = np.full(n, input, np.int64), np.full(n, output, np.int64)
     return Requests(*lengths, None, 1)
 
 
 def closed_loop(requests: Requests, users: int, ramp_s: float = 0.0) -> Requests:
-    """Return the requests as sent by `users`, each of whom waits for the answer; they begin within `ramp_s`."""
+    """Return the requests in a closed loop of `users`, who begin within `ramp_s` seconds."""
     return replace(requests, arrival=None, users=users, ramp_s=ramp_s)
 
 
-def timed(requests: Requests, per_second: float, seed: int, burstiness: float = 1.0, most: int = 0) -> Requests:
-    """Return the requests with times between them from a gamma distribution of this shape, at most `most` under way.
+def with_arrivals(
+    requests: Requests, per_second: float, seed: int, burstiness: float = 1.0, most: int = 0
+) -> Requests:
+    """Return the requests with random arrivals at a rate, at most `most` of them concurrent (0: no limit).
 
-    `burstiness`: 1 is a Poisson process, less comes in bursts, infinity is evenly spaced. The times are stretched so
-    that the last request comes when the rate says (vLLM, benchmarks/serve.py, get_request).
-    Raises InputError for a rate that is not positive."""
+    `burstiness`: shape of the gamma distribution of times between requests: 1: a Poisson process; less: bursts;
+    infinity: evenly spaced. The times are scaled to the rate exactly (vLLM, benchmarks/serve.py, get_request). Raises
+    InputError for a rate that is not positive."""
     if not 0 < per_second < float("inf"):
         raise InputError("rate", per_second, "must be positive: requests per second")
     if burstiness == float("inf"):
@@ -104,16 +106,16 @@ def timed(requests: Requests, per_second: float, seed: int, burstiness: float = 
     return replace(requests, arrival=arrival * (len(requests) / per_second / arrival[-1]), users=most)
 
 
-def spread(n: int, input: int, output: int, variation: float, longest: int, seed: int) -> Requests:
-    """Return n requests whose lengths are of a gamma distribution with this coefficient of variation, and of these
-    means, however few they are. ShareGPT's answers are, at 1.02: 0.65 of their mean in the middle, 2.4, 3.1 and 4.0
-    of it at 90, 95 and 99 % (github.com/djangodevreng/dgx-spark-benchmarks, 5636536, 08-sharegpt.json of dense
-    models: times of whole requests that a light load does not slow down).
+def gamma_requests(n: int, input: int, output: int, variation: float, longest: int, seed: int) -> Requests:
+    """Return n requests whose lengths have a gamma distribution with this coefficient of variation, scaled to these
+    means exactly. Answers of ShareGPT have it, with 1.02: their median is 0.65 of the mean, their percentiles 90, 95
+    and 99 are 2.4, 3.1 and 4.0 times the mean (github.com/djangodevreng/dgx-spark-benchmarks, 5636536,
+    08-sharegpt.json of dense models: times of whole requests under a light load).
 
-    Lengths are at least 1, and no request is longer than `longest` in sum. variation = 0: all alike.
+    Lengths are at least 1, and a request has at most `longest` tokens in all. variation = 0: equal requests.
     """
     if not variation:
-        return alike(n, input, output)
+        return equal_requests(n, input, output)
     draw = np.random.default_rng(seed)
     drawn = [np.maximum(draw.gamma(variation**-2, size=n), 1e-9) for _ in range(2)]
     lengths = [
@@ -123,20 +125,21 @@ def spread(n: int, input: int, output: int, variation: float, longest: int, seed
     return Requests(prompts, np.minimum(lengths[1], longest - prompts).astype(np.int64), None, 1)
 
 
-def uniform(n: int, input: tuple[int, int], output: tuple[int, int], seed: int) -> Requests:
-    """Return n requests whose lengths are whole numbers from the first to the last, each as likely."""
+def uniform_requests(n: int, input: tuple[int, int], output: tuple[int, int], seed: int) -> Requests:
+    """Return n requests with uniform lengths, in a closed loop of one user. `input`, `output`: (fewest, most)
+    tokens."""
     draw = np.random.default_rng(seed)
     prompts, answers = (draw.integers(low, high + 1, n) for low, high in (input, output))
     return Requests(prompts, answers, None, 1)
 
 
 def with_reuse(requests: Requests, rate: float, page: int) -> Requests:
-    """Return the requests with this share of each prompt in the cache already, in whole pages of `page` tokens."""
+    """Return the requests with a share `rate` of each prompt in the cache, in whole pages of `page` tokens."""
     whole = (requests.input * rate).astype(np.int64) // page * page
     most = (requests.input - 1) // page * page
     return replace(requests, reused=np.minimum(whole, most))
 
 
 def with_adapters(requests: Requests, count: int, seed: int) -> Requests:
-    """Return the requests with a LoRA adapter each, drawn from `count`."""
+    """Return the requests, each with a random one of `count` LoRA adapters."""
     return replace(requests, adapter=np.random.default_rng(seed).integers(0, count, len(requests)))

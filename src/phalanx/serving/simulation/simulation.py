@@ -1,7 +1,7 @@
 """The event loop: arrivals, ends of steps, transferred caches; then idle workers plan their next step.
 
-All that happens at one time is taken together before any worker plans, so that requests that come together are
-batched together. The same seed gives the same history.
+All events of one time are handled before any worker plans, so that requests that arrive together are batched
+together. The same seed gives the same history.
 """
 
 from collections import deque
@@ -24,55 +24,55 @@ class RequestHistory:
 
     requests: Requests
     arrival: Floats
-    """(n,)"""
+    """(n,) times of arrival."""
     admitted: Floats
-    """(n,) when queueing for a slot and pages ends."""
+    """(n,) times at which the requests have a slot and pages."""
     first: Floats
-    """(n,) when the first token is computed."""
+    """(n,) times at which the first tokens are computed."""
     done: Floats
-    """(n,) when the last token is sent."""
+    """(n,) times at which the last tokens are sent."""
     sent: Floats
-    """(runs, 3): end, seconds, tokens of runs of steps, of all workers, by end."""
+    """(runs, 3): end, seconds and tokens of the runs of steps of all workers, by end."""
     gaps: Floats
-    """(runs, 3): tokens, seconds between a sequence's tokens at the first and at the last step of each run."""
+    """(runs, 3): tokens of a run, and seconds between a sequence's tokens at its first and its last step."""
     preemptions: int
     after: Floats | None = None
-    """(n,) seconds of a worker's step after the one that computed the first token, 0 where none follows; None: as
-    long as a token of the request takes."""
+    """(n,) seconds of the worker's step after the first token, 0: no step follows; None: the request's time per
+    token."""
 
 
 def simulate(deployment: Deployment, requests: Requests, seed: int = 0) -> RequestHistory:
-    """Serve all requests. Raises InputError for a request that no cache can hold."""
+    """Return the history of serving all requests. Raises InputError for a request that no cache can hold."""
     require_fits(deployment, requests)
     return _Loop(deployment, requests, seed).run()
 
 
 class _Loop:
-    """The pending events and the workers. Requests arrive when they are due, or, where the number under way is
-    limited, when an earlier one is done; in a closed loop the latter alone counts."""
+    """The pending events and the workers. Requests arrive when they are due, or, if concurrent requests are limited,
+    when an earlier one is done; in a closed loop always when an earlier one is done."""
 
     def __init__(self, deployment: Deployment, requests: Requests, seed: int) -> None:
         self._requests, self._transfer = requests, deployment.transfer
         self._accept_s, self._accept_token_s = deployment.accept_s, deployment.accept_token_s
-        self._accepted = self._tokenised = 0.0  # when all requests so far are, and all accepted ones' prompts
+        self._accepted = self._tokenised = 0.0  # times at which all requests so far, and all prompts, are done
         n = len(requests)
         self._shared = Requested(
             requests.input.tolist(),
             requests.output.tolist(),
-            _listed(requests.reused, n),
-            _listed(requests.priority, n),
-            _listed(requests.adapter, n),
+            _as_list(requests.reused, n),
+            _as_list(requests.priority, n),
+            _as_list(requests.adapter, n),
         )
         # Heap of (time, number, kind, request or worker, version of the worker's plan).
         self._events: list[tuple[float, int, int, int, int]] = []
         self._pushed = 0
         self._closed = requests.arrival is None
         self._arrival = [0.0] * n if requests.arrival is None else requests.arrival.tolist()
-        self._coming = min(requests.users, n) if self._closed else 0  # requests that were announced
+        self._coming = min(requests.users, n) if self._closed else 0  # requests of a closed loop that were sent
         for request in range(self._coming):
             self._arrival[request] = request * requests.ramp_s / self._coming
             self._send(request, self._arrival[request])
-        self._held: deque[int] = deque()  # due, and more would be under way than may be
+        self._held: deque[int] = deque()  # due, but over the limit of concurrent requests
         self._under_way = 0
         if not self._closed:
             self._push(self._arrival[0], _DUE, 0)
@@ -80,13 +80,14 @@ class _Loop:
         self._workers = [Worker(x, self._shared, seed + i, self._computed, self._done) for i, x in enumerate(specs)]
         self._entry = [i for i, w in enumerate(self._workers) if w.spec.role != "decode"]
         self._decoders = [i for i, w in enumerate(self._workers) if w.spec.role == "decode"]
-        self._link_free = [0.0] * len(specs)  # by worker: when its link has sent all caches before
+        self._link_free = [0.0] * len(specs)  # by worker: the time at which its link has sent all caches
         self._came_from = [0] * n
-        self._load = [0] * len(specs)  # by worker: requests that wait or run there
+        self._load = [0] * len(specs)  # by worker: its waiting and running requests
         self._at = [0] * n
 
     def run(self) -> RequestHistory:
-        """Handle all events of one time together, then let the affected workers plan their next step."""
+        """Handle all events of each time together, and let the affected workers plan their next step; return the
+        history."""
         events, workers = self._events, self._workers
         while events:
             now = events[0][0]
@@ -121,7 +122,7 @@ class _Loop:
         heappush(self._events, (time, self._pushed, kind, who, version))
 
     def _send(self, request: int, now: float) -> None:
-        """Let a request come to the workers, once the server's process has accepted it."""
+        """Send a request to the workers, after the server's process has accepted it."""
         if not self._accept_s:
             self._push(now, _COMES, request)
             return
@@ -129,14 +130,14 @@ class _Loop:
         self._push(self._accepted, _ACCEPTED, request)
 
     def _accept(self, request: int, now: float) -> None:
-        """Tokenise an accepted prompt, after those before it. The event loop hands it on when it has accepted all
-        that have come by now: of requests that come together none begins before the last is accepted."""
+        """Tokenise an accepted prompt, after earlier ones. The server's event loop passes it on after accepting all
+        requests that have arrived, so of requests that arrive together none begins before the last is accepted."""
         seconds = self._accept_token_s * self._shared.input[request]
         self._tokenised = max(now, self._tokenised) + seconds
         self._push(max(self._accepted, self._tokenised), _COMES, request)
 
     def _route(self, request: int, among: list[int], with_tokens: int = 0) -> int:
-        """Give a request to the least loaded of some workers; return which."""
+        """Give a request to the least loaded of some workers; return the worker's number."""
         to = min(among, key=self._load.__getitem__)  # the first of equals
         self._load[to] += 1
         self._at[request] = to
@@ -144,7 +145,7 @@ class _Loop:
         return to
 
     def _due(self, request: int, now: float) -> None:
-        """Let a request come, or hold it while as many are under way as may be."""
+        """Send a request that is due, or hold it at the limit of concurrent requests."""
         if request + 1 < len(self._requests):
             self._push(self._arrival[request + 1], _DUE, request + 1)
         if self._requests.users and self._under_way >= self._requests.users:
@@ -154,19 +155,19 @@ class _Loop:
         self._send(request, now)
 
     def _take_in(self, request: int) -> int:
-        """Route an arriving request to a worker; return the worker."""
+        """Route an arriving request to a worker; return the worker's number."""
         to = self._came_from[request] = self._route(request, self._entry)
         return to
 
     def _hand_over(self, request: int) -> tuple[int, int]:
-        """Route a request whose cache was transferred to a decode worker; return the worker that it came from, and
-        that one."""
+        """Route a request whose cache was transferred to a decode worker; return (its prefill worker, its decode
+        worker)."""
         here, tokens = self._came_from[request], self._shared.input[request]
         self._workers[here].handed_on(tokens)
         return here, self._route(request, self._decoders, tokens)
 
     def _computed(self, request: int, now: float) -> None:
-        """Send a cache over the link of its worker, after those queued before it."""
+        """Send the cache of a prompt over the link of its worker, after earlier ones."""
         assert self._transfer is not None
         here = self._came_from[request]
         self._load[here] -= 1
@@ -202,5 +203,5 @@ class _Loop:
         )
 
 
-def _listed(column: Any, n: int) -> list[int]:
+def _as_list(column: Any, n: int) -> list[int]:
     return [0] * n if column is None else column.tolist()

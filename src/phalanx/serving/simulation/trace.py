@@ -2,7 +2,7 @@
 
 Columns, by name: `arrival` (or `timestamp`: seconds, or a date and time), `input` (or `ContextTokens`,
 `input_length`) and `output` (or `GeneratedTokens`, `output_length`): tokens. Optional: `priority` (lower goes first),
-`reused` (first tokens of the prompt that the cache holds). Others are ignored. Dates count from the first row's.
+`reused` (leading tokens of the prompt in the cache). Others are ignored. Dates are relative to the first row's.
 """
 
 import csv
@@ -27,7 +27,7 @@ _LARGEST = 2**28
 
 
 def read(path: Path) -> Requests:
-    """Read a trace. Raises InputError that names the row and the column."""
+    """Read a trace. Raises InputError with the row and the column."""
     with csv_of(path, "trace"):
         return _read(csv.reader(read_packed(path, "trace", _LARGEST).splitlines()), path)
 

@@ -1,13 +1,13 @@
 """A worker under a BatchingPolicy (schedule/generation.py), advanced in events.
 
-    plan     what the engine does next: a step that computes chunks of prompts, or a run of steps that only decode
-    cut      ends a run early, at the first step boundary after something came
-    finish   applies it: tokens, pages, requests that are done
+    plan     decides the next work: a step that computes chunks of prompts, or a run of steps that only decode
+    cut      ends a run early, at the first step boundary after an arrival
+    finish   applies the work: tokens, pages, finished requests
 
-Steps that decode are numbered. Which of them will need how many new pages is known when a sequence joins, so that a
-calendar by step number says how far a run can go; nothing is done per token.
+Decoding steps are numbered. The steps that need new pages are known when a sequence joins, so a calendar by step
+number gives the length of a run; there is no work per token.
 
-    cache after prefill:  T tokens.  After its step i:  T + a_i, where a_i = i + 1, or what speculation accepted.
+    cache after prefill:  T tokens.  After its step i:  T + a_i, where a_i = i + 1, or the tokens accepted so far.
 """
 
 import math
@@ -21,7 +21,7 @@ import numpy as np
 
 from phalanx.serving.simulation.deployment import WorkerSpec
 
-_POOL = 1 << 18  # draws of speculation at least, which requests read from different places
+_POOL = 1 << 18  # the fewest draws of speculation, which requests read from different places
 
 
 class Requested:
@@ -37,7 +37,7 @@ class Requested:
         self.admitted = [-1.0] * n
         self.first = [-1.0] * n
         self.after = [0.0] * n
-        """Seconds of its worker's step after the one that computed its first token."""
+        """Seconds of its worker's step after its first token."""
         self.done = [-1.0] * n
         self.preemptions = 0
 
@@ -79,27 +79,27 @@ class Worker:
         """(end, seconds, tokens) of each run."""
         self.gaps: list[tuple[int, float, float]] = []
         """(tokens, gap before the first of them, before the last): times between the tokens of a sequence."""
-        self.growing = 0  # pages that the next step of those that decode takes
+        self.growing = 0  # new pages of the next decoding step
         if spec.speculation:
             k, a = spec.speculation.tokens, spec.speculation.acceptance
             wins = np.random.default_rng(seed).random((max(_POOL, 2 * max(shared.output)), k)) < a
             self.drawn = np.concatenate(([0], np.cumsum(1 + np.cumprod(wins, axis=1).sum(axis=1))))
 
     def add(self, request: int, with_tokens: int = 0) -> None:
-        """Put a request in the queue; `with_tokens` of its cache came with it."""
+        """Put a request in the queue, with `with_tokens` tokens of its cache."""
         heappush(self.waiting, (self.shared.priority[request], request, with_tokens))
 
-    # What to do next
+    # Planning
 
     def plan(self, now: float) -> bool:
-        """Decide what runs from `now` on, and set `ends`; return whether there is anything to run."""
-        busy = self._planned(now)
+        """Plan the work from `now` on, and set `ends`; return whether there is any."""
+        busy = self._plan_next(now)
         for request in self.fresh:
             self.shared.after[request] = self.first_s if busy else 0.0
         self.fresh = []
         return busy
 
-    def _planned(self, now: float) -> bool:
+    def _plan_next(self, now: float) -> bool:
         spec = self.spec
         self.version += 1
         self._make_room()
@@ -117,7 +117,7 @@ class Worker:
                 pairs += n * (item[1] + 0.5 * (n + 1))
             others = len(self.decoding) if self.policy.mixed else 0
             context = self.context if others else 0
-            uneven = max(self._of_groups()) * spec.groups / tokens if spec.groups > 1 else 1.0
+            uneven = max(self._group_tokens()) * spec.groups / tokens if spec.groups > 1 else 1.0
             self.first_s = spec.price.mixed(tokens, pairs, others, context, uneven) + loading
             self.ends = now + self.first_s
             return True
@@ -138,7 +138,7 @@ class Worker:
             request, with_tokens, seconds = admissible
             loading += seconds
             self._take(request, with_tokens, now)
-            if with_tokens:  # its cache has come with it
+            if with_tokens:  # its cache was transferred
                 self._join(request, with_tokens)
                 self.growing = 0 if self.policy.reserve else int(self.need[self.step])
                 continue
@@ -152,26 +152,26 @@ class Worker:
         return loading
 
     def _cut(self, item: list[int], left: list[int]) -> None:
-        """Cut a prompt's next chunk from what is left of its group's share of the step."""
+        """Cut a prompt's next chunk from the rest of its group's share of the step."""
         n = min(left[item[3]], item[2] - item[1])
         if n > 0:
             self.chunks.append((item, n))
             left[item[3]] -= n
 
-    def _of_groups(self) -> list[int]:
-        """Tokens of prompts in the next step, by group."""
-        of = [0] * self.spec.groups
+    def _group_tokens(self) -> list[int]:
+        """Return the prompt tokens of the next step, by attention group."""
+        tokens = [0] * self.spec.groups
         for item, n in self.chunks:
-            of[item[3]] += n
-        return of
+            tokens[item[3]] += n
+        return tokens
 
     def admits(self) -> bool:
-        """Whether the first waiting request could begin at the next step boundary, judging by slots and pages."""
+        """Whether slots and pages let the first waiting request begin at the next step boundary."""
         if not self.waiting:
             return False
         running = len(self.prefilling) + len(self.decoding)
         if self.spec.adapters:
-            return running < self.policy.slots  # not only the first may begin
+            return running < self.policy.slots  # later requests may begin before the first
         _, request, tokens = self.waiting[0]
         return self.policy.admits(running, self._pages_wanted(request, tokens), self.free)
 
@@ -185,8 +185,8 @@ class Worker:
         return self.policy.pages_to_begin(s.input[request], s.output[request], cached)
 
     def _pages_wanted(self, request: int, tokens: int) -> int:
-        """Return the pages that must be free: those to begin with, and those that a transferred request needs for its
-        first step."""
+        """Return the pages that must be free for a request to begin, with the pages of the first step of a
+        transferred one."""
         begin = self._pages_to_begin(request, tokens)
         if not tokens or self.policy.reserve:
             return begin
@@ -197,7 +197,8 @@ class Worker:
     def _admissible(self, passed: list[tuple[int, int, int]]) -> tuple[int, int, float] | None:
         """Take the first request of the queue that can begin: (request, tokens with it, seconds of loading).
 
-        Only a missing adapter lets others pass: who was passed is put into `passed`, to be returned to the queue."""
+        A request passes others only if their adapters are missing; these are added to `passed`, to return to the
+        queue."""
         running, free = len(self.prefilling) + len(self.decoding), self.free - self.growing
         while self.waiting:
             _, request, tokens = self.waiting[0]
@@ -215,7 +216,7 @@ class Worker:
             heappush(self.waiting, entry)
 
     def _use_adapter(self, adapter: int) -> float | None:
-        """Count a request on its adapter; return the seconds of loading it, or None where all places are in use."""
+        """Count a request on its adapter; return the seconds of loading it, or None if all places are in use."""
         seconds = 0.0
         if adapter not in self.resident:
             if len(self.resident) >= self.spec.adapters:
@@ -235,7 +236,7 @@ class Worker:
             self._begin(request, now)
 
     def _join(self, request: int, tokens: int) -> None:
-        """Let a request decode from the next step on, with `tokens` in the cache."""
+        """Add a request with `tokens` in the cache to the decoding ones, from the next step on."""
         s, spec = self.shared, self.spec
         left = s.output[request] - s.produced[request]
         begin, accepted, steps = self.step, None, left
@@ -253,7 +254,8 @@ class Worker:
         self.context += tokens + 1
 
     def _book(self, request: int, after: int, sign: int) -> None:
-        """Add to the calendar, or take from it, the steps (from the `after`-th) in which a sequence needs a page."""
+        """Add to the calendar (`sign` 1), or remove from it (-1), a sequence's steps that need a page, from its
+        `after`-th step on."""
         if self.policy.reserve:
             return
         begin, tokens, steps, accepted = self.decoding[request]
@@ -277,12 +279,12 @@ class Worker:
     # Runs of steps that only decode
 
     def _plan_run(self, now: float, loading: float) -> None:
-        """Plan a run to the first end of a sequence, the first step without pages, or the end of the price's line."""
+        """Plan a run up to the first end of a sequence, the first lack of pages, or the end of the price's line."""
         while self.finishing[0][1] not in self.decoding or self._ends(self.finishing[0][1]) != self.finishing[0][0]:
             heappop(self.finishing)
         steps = self.finishing[0][0] - self.step
         batch, page = len(self.decoding), self.policy.page
-        # In `steps` steps a sequence crosses at most this many pages; with speculation the calendar is asked.
+        # The bound on pages of a sequence in `steps` steps is quick; with speculation only the calendar knows.
         if self.spec.speculation or batch * (steps // page + 1) > self.free:
             needed = np.cumsum(self.need[self.step : self.step + steps])
             if needed[-1] > self.free:
@@ -312,7 +314,8 @@ class Worker:
         return steps * self.first_s + self.slope_s * (0.5 * steps * (steps - 1))
 
     def cut(self, now: float) -> bool:
-        """End the run under way at the first step boundary from `now` on; return whether that is an earlier end."""
+        """End the current run at the first step boundary from `now` on; return whether it ends earlier than
+        planned."""
         if not self.busy or self.run < 2:
             return False
         if self.times is not None:
@@ -329,10 +332,10 @@ class Worker:
         self.version += 1
         return True
 
-    # What it leads to
+    # Results
 
     def finish(self) -> None:
-        """Apply what was planned, at its end."""
+        """Apply the planned work at its end."""
         now = self.ends
         self.busy = False
         if self.run:
@@ -359,16 +362,16 @@ class Worker:
         return float(self.times[self.run - 1] - (self.times[self.run - 2] if self.run > 1 else 0.0))
 
     def _behind(self) -> float:
-        """Seconds by which a prompt's last chunk leaves the pipeline after the step's first."""
+        """Return the seconds by which a prompt's last chunk leaves the pipeline after the step's first."""
         if self.spec.stages == 1:
             return 0.0
         chunk = max(1, self.policy.chunk // self.spec.stages // self.spec.groups)
-        chunks = min(self.spec.stages, -(-max(self._of_groups()) // chunk))
+        chunks = min(self.spec.stages, -(-max(self._group_tokens()) // chunk))
         return (chunks - 1) / self.spec.stages * self.first_s
 
     def _count_gaps(self, steps: int, batch: int, last: float) -> None:
-        """Record the times between tokens of a run. Its first step ends the wait for prompt-only steps, which
-        sequences that joined in between share in part."""
+        """Record the times between the tokens of a run. Its first step ends a wait for steps with prompts only, of
+        which sequences that joined during them waited for a part."""
         before = 0
         waited = sum(seconds for seconds, _ in self.stalls)
         for seconds, sequences in self.stalls:
@@ -381,7 +384,7 @@ class Worker:
         self.gaps.append((batch * steps, self.first_s, last))
 
     def _decoded(self, steps: int, now: float, last_gap: float) -> None:
-        """Count `steps` steps of all sequences that decode."""
+        """Apply `steps` steps of all decoding sequences."""
         batch, here = len(self.decoding), self.step
         tokens = int(self.grow[here : here + steps].sum()) if self.spec.speculation else batch * steps
         self.context += tokens
@@ -402,7 +405,7 @@ class Worker:
                 self.on_done(request, now)
 
     def _computed(self, request: int, tokens: int, now: float) -> None:
-        """Record that a prompt is cached and its first token sent (after a preemption, the next one)."""
+        """Record that a prompt is cached and its first token sent (after a preemption, its next token)."""
         s = self.shared
         s.produced[request] += 1
         if s.first[request] < 0 and self.spec.role != "prefill":
@@ -419,7 +422,7 @@ class Worker:
             self._join(request, tokens)
 
     def handed_on(self, tokens: int) -> None:
-        """Free the pages of a request whose cache has arrived elsewhere."""
+        """Free the pages of a request whose cache has arrived at its decode worker."""
         self.free += self.policy.pages_of(tokens)
 
     def _release(self, request: int, tokens: int) -> None:
@@ -428,7 +431,7 @@ class Worker:
             self.resident[self.shared.adapter[request]] -= 1
 
     def _make_room(self) -> None:
-        """Preempt requests until the next decoding step has its pages, which are reserved for it."""
+        """Preempt requests until there are pages for the next decoding step, and reserve them."""
         self.growing = int(self.need[self.step]) if self.decoding else 0
         while self.growing > self.free:
             victim = max((*self.decoding, *(item[0] for item in self.prefilling)), key=self._rank)

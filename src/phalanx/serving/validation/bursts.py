@@ -1,7 +1,8 @@
-"""Published benchmarks of a finite number of requests, and what `serve plan --from` answers to their lines.
+"""Published benchmarks of a finite number of requests, and the answer of `serve plan --from` to their command lines.
 
-Rows hold the lines of a server and of a benchmark as they were published, and what the benchmark printed. Where the
-lines do not say how long requests are (ShareGPT), its totals do; ShareGPT's lengths are taken to vary by their mean.
+Rows have the published command lines of a server and of a benchmark, and the benchmark's output. Where the lines do
+not have the lengths of requests (ShareGPT), they follow from its totals; the standard deviation of ShareGPT's lengths
+is assumed to equal their mean.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +30,13 @@ _CLUSTERS = {gpu: f"dgx-{gpu.lower()}" for gpu in ("A100", "H100", "H200", "B200
     "GB10": "dgx-spark",
 }
 _ACCEPT_S = {("vllm", "0.11.0"): 8.6e-3}
-"""Seconds for a request of the chat endpoint in releases that parse the model's template for each: vllm-project/vllm,
-pull request 25794 (`it's called by each request`); 20065 says 6 to 8 ms of releases before 0.9.2. Fitted: the median
-of ten servers, as bursts of 1,000 prompts of 128 tokens, and of 500 of 2,000, begin later than steps explain."""
+"""Seconds for a request to the chat endpoint in releases that parse the model's template each time:
+vllm-project/vllm, pull request 25794 (`it's called by each request`); 20065 has 6 to 8 ms for releases before 0.9.2.
+Fitted: the median of ten servers, whose bursts of 1,000 prompts of 128 tokens, or 500 of 2,000, begin later than
+their steps take."""
 FIGURES = ("makespan_s", "ttft_s", "tpot_s")
 _NO_TEMPLATE = "gpt-oss"
-"""A model whose prompts no template makes."""
+"""A model whose prompts do not use a template."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,11 @@ class Burst:
     kind: str
     """Engine and kind of load."""
     measured: Mapping[str, float]
-    """By figure, in seconds: makespan_s, ttft_s, tpot_s, of the latter two the medians."""
+    """Figure -> seconds: makespan_s, and the medians ttft_s and tpot_s."""
     predicted: Mapping[str, float]
 
     def ratio(self, figure: str) -> float | None:
-        """Measured over predicted; None for a figure that is not published."""
+        """Return measured over predicted; None: the figure is not published."""
         return self.measured[figure] / self.predicted[figure] if figure in self.measured else None
 
 
@@ -59,18 +61,18 @@ def rows() -> list[Row]:
 
 
 def bursts(of: Sequence[Row]) -> tuple[list[Burst], list[tuple[Row, str]]]:
-    """Return benchmarks as predicted, and those that are refused with the reason."""
+    """Return benchmarks with their predictions, and (row, reason) of the others."""
     return readable(of, _burst, InputError)
 
 
 @cache
 def published() -> tuple[list[Burst], list[tuple[Row, str]]]:
-    """Return the published benchmarks as predicted, once for all that ask."""
+    """Return `bursts` of the published benchmarks, cached."""
     return bursts(rows())
 
 
 def scores(of: Sequence[Burst], refused: Sequence[tuple[Row, str]]) -> dict[str, Any]:
-    """Score benchmarks as `phalanx serve validate --json` prints it: by kind and figure, quantiles of measured over
+    """Return the scores for `phalanx serve validate --json`: by kind and figure, quantiles of measured over
     predicted."""
     out: dict[str, Any] = {}
     for kind in sorted({b.kind for b in of}):
@@ -85,15 +87,15 @@ def scores(of: Sequence[Burst], refused: Sequence[tuple[Row, str]]) -> dict[str,
 
 
 def _burst(row: Row) -> Burst:
-    candidate, kind = _answered(row)
+    candidate, kind = _answer(row)
     assert candidate.outcome is not None
     measured = {"makespan_s": row.number("duration_s") or 0.0}
     measured |= {f"{name}_s": (row.number(f"{name}_p50_ms") or 0.0) / 1e3 for name in ("ttft", "tpot")}
     return Burst(row, kind, {k: v for k, v in measured.items() if v}, figures(candidate.outcome))
 
 
-def _answered(row: Row) -> tuple[ServingCandidate, str]:
-    """Return what `serve plan --from` says of a row's lines, and their kind. Raises InputError."""
+def _answer(row: Row) -> tuple[ServingCandidate, str]:
+    """Return the best candidate of `serve plan --from` for a row's lines, and the kind of load. Raises InputError."""
     requests = row.number("requests") or 1.0
     given: dict[str, Any] = {"cluster": _CLUSTERS.get(row["gpu"], row["gpu"])}
     if row["variation"]:

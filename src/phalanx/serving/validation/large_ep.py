@@ -1,8 +1,8 @@
-"""Published deployments of experts over many GPUs, and the tokens per second that are predicted for each.
+"""Published deployments of experts over many GPUs, with the measured and predicted tokens per second.
 
-Prefill and decode were measured apart, each with all the requests that it could take: a step of `tokens` tokens of
-prompts a GPU, each of `length`; or of `tokens` sequences a GPU with `length` cached tokens, of which each yields
-1 + accepted x drafted tokens a step.
+Prefill and decode were measured separately, each under full load: a prefill step of a GPU has `tokens` tokens of
+prompts of `length`; a decoding step of a GPU has `tokens` sequences with `length` cached tokens, each of which yields
+1 + accepted x drafted tokens.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _NODE, _DOMAIN = 8, {"GB200": 72}
 
 @dataclass(frozen=True)
 class LargeEpRun:
-    """A published throughput and the predicted one, in tokens/s of a GPU."""
+    """A published and the predicted throughput, in tokens/s of a GPU."""
 
     row: Row
     predicted: float
@@ -34,17 +34,17 @@ class LargeEpRun:
 
     @property
     def error(self) -> float:
-        """Predicted over measured, less one."""
+        """Relative error of the prediction."""
         return self.predicted / self.measured - 1
 
 
 def runs(path: Path | None = None) -> list[LargeEpRun]:
     """Predict every published deployment. Raises InputError."""
     needed = ("source", "engine", "model", "gpu", "phase", "ranks", "tokens", "length", "weights", "cache", "per_gpu")
-    return [LargeEpRun(row, _predicted(row)) for row in load(path or DEPLOYMENTS, needed)]
+    return [LargeEpRun(row, _tokens_per_s(row)) for row in load(path or DEPLOYMENTS, needed)]
 
 
-def _predicted(row: Row) -> float:
+def _tokens_per_s(row: Row) -> float:
     chip = CHIPS[chip_name(row["gpu"])]
     ranks, tokens, length, net = (float(row.number(k) or 0) for k in ("ranks", "tokens", "length", "net_GBps"))
     rate = product_rate(chip, row["weights"])

@@ -1,4 +1,4 @@
-"""Measured serving runs, and the steady state that is predicted for each."""
+"""Measured serving runs, and the predicted steady state of each."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from phalanx.validate.records import Row, load, readable
 _DATA = Path(__file__).parent / "data"
 RUNS = _DATA / "runs.csv.xz"
 LEFT_OUT = _DATA / "left_out.json"
-"""Constants of engines, fitted without one (model, GPU, engine) each."""
+"""(model, GPU, engine) -> constants of engines, fitted without its runs."""
 NEEDED = ("framework", "gpu", "model", "mode", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
 Floats = npt.NDArray[np.float64]
 _DOMAIN = {"GB200": 72, "GB300": 72}
@@ -36,18 +36,18 @@ _NAMES = {
     **dict.fromkeys(("w4a16_mxfp4", "w4a8_mxfp4_mxfp8"), "mxfp4"),
     **{"fp4": "nvfp4", "fp8_e4m3": "fp8", "w4a4_nvfp4": "nvfp4"},
 }
-"""Other names of types, as engines and their tools write them."""
+"""Other names of types, of engines and their tools."""
 _MEAN_LENGTH = 0.9
-"""Of prompts and outputs over the stated lengths in closed loops: InferenceX draws them between 0.8 and 1."""
+"""Mean lengths in closed loops over the stated ones: InferenceX draws them between 0.8 and 1 of these."""
 _POLLS, _POLLS_FROM = (10.0, 30.0), 16
-"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below this number of clients, and from there on."""
+"""SGLang's --scheduler-recv-interval in InferenceX's recipes: below this number of clients, and from it on."""
 _NET = 50e9
-"""bytes/s of a GPU's port where NVLink ends: 400 Gbit/s."""
+"""Bytes/s of a GPU's network port: 400 Gbit/s."""
 
 
 @dataclass(frozen=True)
 class ServingCase:
-    """A measured run as the steady state reads it."""
+    """A measured run with the inputs of its steady state."""
 
     row: Row
     engine: str
@@ -60,8 +60,9 @@ class ServingCase:
     """Split of the prefill workers; in aggregated runs the same as `decode`."""
     decode: GpuSplit
     workers: tuple[float, float]
-    """Numbers of prefill and decode workers; (1, 1) where one does both."""
+    """Numbers of prefill and decode workers; (1, 1): workers do both."""
     apart: bool
+    """Whether prefill and decode workers are separate."""
 
     @property
     def group(self) -> tuple[str, str, str]:
@@ -70,11 +71,11 @@ class ServingCase:
 
 
 class Unscored(Exception):
-    """A run is not predicted, for the reason that the message gives."""
+    """A run cannot be predicted, for the reason in the message."""
 
 
 def case_of(row: Row) -> ServingCase:
-    """Return a run as a case. Raises Unscored, or InputError for a name that is not known."""
+    """Return the case of a run. Raises Unscored, or InputError for an unknown name."""
     name = row["framework"].lower()
     engine(name)
     if row["mode"] not in ("aggregated", "disaggregated"):
@@ -148,7 +149,8 @@ def _shape(path: str, name: str) -> ServingShape:
 
 
 def _cache_bytes(row: Row, name: str, chip: str, weights: str, experts: str) -> float:
-    """Bytes per element of the cache. Where a row does not say: that of engines' recipes for quantised weights."""
+    """Return the bytes of an element of the cache; if the row does not say, by engines' recipes for quantised
+    weights."""
     if row["kv_dtype"] in ("fp8", "bf16", "bfloat16", "fp16"):
         return 1.0 if row["kv_dtype"] == "fp8" else 2.0
     quantised = min(BYTES[weights], BYTES[experts]) < 2
@@ -165,18 +167,18 @@ def _split(row: Row, side: str, weights: str, experts: str, kv: float, shape: Se
     if moe_tp * moe_ep < tp * dp:
         moe_tp = tp * dp / moe_ep
     if shape.experts and shape.expert_ffn / moe_tp < 128 and moe_tp > 8:
-        moe_tp, moe_ep = 1.0, tp * dp  # no kernel has tiles so narrow: what is meant are experts by rank
+        moe_tp, moe_ep = 1.0, tp * dp  # no kernel has tiles so narrow: the row means expert parallelism
     return GpuSplit(tp, dp, float(row.number("pp") or 1), moe_tp, moe_ep, BYTES[weights], BYTES[experts], kv)
 
 
 def cases(rows: Sequence[Row]) -> tuple[list[ServingCase], list[tuple[Row, str]]]:
-    """Return the rows that can be predicted, and the others with the reason."""
+    """Return the cases of rows that can be predicted, and (row, reason) of the others."""
     return readable(rows, case_of, Unscored, InputError)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Cases of one mode as columns, made once."""
+    """Cases of one mode as columns."""
 
     shape: ServingShape
     chip: ChipRates
@@ -202,8 +204,9 @@ def columns(cases: Sequence[ServingCase]) -> Columns:
     )
 
 
-def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] | None = None) -> tuple[Floats, Floats]:
-    """Return (seconds per output token, seconds to first token) of cases of one mode."""
+def times(c: Columns, fitted: Mapping[str, Mapping[str, float]] | None = None) -> tuple[Floats, Floats]:
+    """Return (seconds per output token, seconds to the first token) of cases of one mode. `fitted`: constants by
+    engine; None: the shipped ones."""
     kinds = {name: engine(name, fitted) for name in set(c.engines)}
     constants = gather([kinds[name] for name in c.engines])
     if not c.apart:
@@ -215,21 +218,21 @@ def priced(c: Columns, fitted: Mapping[str, Mapping[str, float]] | None = None) 
 def predict(
     cases: Sequence[ServingCase], fitted: Mapping[str, Mapping[str, float]] | None = None
 ) -> tuple[Floats, Floats]:
-    """Return (seconds per output token, seconds to first token), one per case."""
+    """Return (seconds per output token, seconds to the first token) of each case. `fitted`: as in `times`."""
     tpot, ttft = np.zeros(len(cases)), np.zeros(len(cases))
     for apart in (False, True):
         which = [i for i, c in enumerate(cases) if c.apart == apart]
         if which:
-            tpot[which], ttft[which] = priced(columns([cases[i] for i in which]), fitted)
+            tpot[which], ttft[which] = times(columns([cases[i] for i in which]), fitted)
     return tpot, ttft
 
 
-def loaded(path: Path | None = None) -> list[Row]:
+def load_runs(path: Path | None = None) -> list[Row]:
     """Read measured runs: the shipped ones, or a file with the same columns. Raises InputError."""
     return load(path or RUNS, NEEDED)
 
 
 def scorable(row: Row) -> tuple[bool, bool]:
-    """Whether a row's time per token and its time to first token are scored."""
+    """Return whether a row's time per token, and its time to the first token, are scored."""
     sound = row["spec_decode"] != "likely_mtp" and bool(row.number("tpot_ms"))
     return sound, sound and row["ttft_suspect"] != "1" and bool(row.number("ttft_ms"))

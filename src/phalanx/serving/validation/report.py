@@ -12,7 +12,7 @@ _SHOWN = {"tpot": "TPOT", "ttft": "TTFT"}
 
 
 def engines(scores: Mapping[str, Any]) -> Table:
-    """Tabulate errors by engine and mode. Left out: by constants fitted without the run's (model, GPU, engine)."""
+    """Tabulate errors by engine and mode. Left out: with constants fitted without the run's (model, GPU, engine)."""
     table = empty_table("serving: absolute error in percent, mean / median")
     for name in ("engine, mode", "of", "runs", "error", "bias", "left out", "floor", "other tool*"):
         table.add_column(name, justify="left" if name in ("engine, mode", "of") else "right", no_wrap=True)
@@ -30,7 +30,7 @@ def engines(scores: Mapping[str, Any]) -> Table:
 
 
 def parts(scores: Mapping[str, Any], by: str, title: str) -> Table:
-    """Tabulate errors by engine, mode and another key."""
+    """Tabulate errors by engine, mode and the key `by`."""
     table = empty_table(title)
     table.add_column("engine, mode, " + by, no_wrap=True)
     for name in ("runs", "TPOT", "TTFT", "left out: TPOT", "TTFT"):
@@ -43,7 +43,7 @@ def parts(scores: Mapping[str, Any], by: str, title: str) -> Table:
 
 
 def large_ep(runs: Sequence[LargeEpRun]) -> Table:
-    """Tabulate published deployments of experts over many GPUs, with what is predicted for each."""
+    """Tabulate published deployments of experts over many GPUs, with their predictions."""
     table = empty_table("experts over many GPUs, published: tokens/s of a GPU")
     table.add_column("model, GPU, phase", no_wrap=True)
     for name in ("GPUs", "tokens a GPU", "length", "measured", "predicted", "error"):
@@ -57,7 +57,8 @@ def large_ep(runs: Sequence[LargeEpRun]) -> Table:
 
 
 def bursts(scores: Mapping[str, Any]) -> Table:
-    """Tabulate published benchmarks of a number of requests: measured over predicted, 10, 50 and 90 % of the runs."""
+    """Tabulate published benchmarks of a number of requests: measured over predicted, at 10, 50 and 90 % of the
+    runs."""
     table = empty_table("benchmarks of a number of requests: measured / predicted, 10 %, median, 90 %")
     table.add_column("engine, requests", no_wrap=True)
     for name in ("runs", "makespan", "median TTFT", "median TPOT"):
@@ -72,7 +73,7 @@ def bursts(scores: Mapping[str, Any]) -> Table:
 
 
 def notes(scores: Mapping[str, Any]) -> str:
-    """Explain the floor and the other tool, and list the rows that are not predicted."""
+    """Return notes on the floor, the other tool, and the rows that are not predicted."""
     lines = [
         "floor: median error that repeats of one configuration leave to any prediction.",
         "* aiconfigurator-core 0.12.0, on other rows of the same source: not the same comparison.",

@@ -1,7 +1,7 @@
-"""Errors of predicted serving times: by engine and mode, model and GPU; left out; compared with another predictor.
+"""Errors of predicted serving times: by engine and mode, model and GPU; with left-out runs; and of another predictor.
 
-The other predictor's figures are of other rows (other models and GPUs), from the same source as the measured runs:
-its own predictor with kernel tables, whose choice of type by family was made on the measured values.
+The other predictor's figures are of other rows (other models and GPUs) from the same source as the measured runs. It
+prices kernels by tables, and its type for each family was chosen on the measured values.
 """
 
 import json
@@ -24,15 +24,15 @@ OTHER_PREDICTOR: dict[str, dict[str, tuple[int, float, float]]] = {
     "sglang disaggregated": {"tpot": (18, 56, 34), "ttft": (18, 83, 90)},
     "vllm disaggregated": {"tpot": (8, 52, 35), "ttft": (8, 84, 82)},
 }
-"""Errors of aiconfigurator-core 0.12.0, on rows that do not ship: (rows, mean, median of the absolute error in
-percent)."""
+"""Errors of aiconfigurator-core 0.12.0, on rows that do not ship with Phalanx: (rows, mean, median of the absolute
+error in percent)."""
 _SAME = 0.01
-"""Logarithm of the ratio of two values below which they are one measurement that two sources list."""
+"""Logarithm of the ratio of two values below which they are one measurement in two sources."""
 
 
 @dataclass(frozen=True)
 class ScoredPair:
-    """Predicted and measured times of a run, in seconds; None: not scored."""
+    """A run with its (predicted, measured) times, in seconds; None: not scored."""
 
     case: ServingCase
     tpot: tuple[float, float] | None
@@ -45,8 +45,8 @@ class ScoredPair:
 
 
 def compare(rows: Sequence[Row]) -> tuple[list[ScoredPair], list[ScoredPair], list[tuple[Row, str]]]:
-    """Return the runs as predicted, the same by constants fitted without their (model, GPU, engine) where those were
-    fitted with it, and the rows that are not predicted with the reason."""
+    """Return the runs with their predictions; the runs of the fit, with predictions by constants fitted without their
+    (model, GPU, engine); and (row, reason) of rows without a prediction."""
     usable, skipped = cases(rows)
     pairs = _pairs(usable, *predict(usable)) if usable else []
     without = json.loads(LEFT_OUT.read_text())
@@ -73,8 +73,8 @@ def _pairs(use: Sequence[ServingCase], tpot: Any, ttft: Any) -> list[ScoredPair]
 
 
 def floor(pairs: Sequence[ScoredPair], quantity: str = "tpot") -> float | None:
-    """Median absolute error in percent that no prediction by configuration can go below: of runs measured again in
-    one configuration, the error of their median."""
+    """Return the least median absolute error, in percent, of any prediction by configuration: for configurations that
+    were measured several times, the error of the median of their runs. None: there are none."""
     same: dict[tuple[object, ...], list[float]] = {}
     for p in pairs:
         if (value := getattr(p, quantity)) is not None:
@@ -91,18 +91,18 @@ def floor(pairs: Sequence[ScoredPair], quantity: str = "tpot") -> float | None:
 def scores(
     pairs: Sequence[ScoredPair], blind: Sequence[ScoredPair], skipped: Sequence[tuple[Row, str]]
 ) -> dict[str, Any]:
-    """Score a comparison as `phalanx serve validate --json` prints it."""
+    """Return the scores of a comparison, for `phalanx serve validate --json`."""
     groups: dict[str, Callable[[ScoredPair], str]] = {
         "by_engine": lambda p: p.kind,
         "by_model": lambda p: f"{p.kind} {p.case.row['model']}",
         "by_gpu": lambda p: f"{p.kind} {p.case.row['gpu']}",
     }
     out: dict[str, Any] = {}
-    for name, of in groups.items():
+    for name, key_of in groups.items():
         out[name] = {}
-        for key in sorted({of(p) for p in pairs}):
-            mine = [p for p in pairs if of(p) == key]
-            left = [p for p in blind if of(p) == key]
+        for key in sorted({key_of(p) for p in pairs}):
+            mine = [p for p in pairs if key_of(p) == key]
+            left = [p for p in blind if key_of(p) == key]
             out[name][key] = {q: _errors(mine, q) for q in ("tpot", "ttft")}
             out[name][key]["left_out"] = {q: _errors(left, q) for q in ("tpot", "ttft")}
             if name == "by_engine":

@@ -60,7 +60,7 @@ def alternatives(
         replace(job, strategy=ranked.strategy, options=searched.pricing.extra)
         for ranked in (*searched.ranked, *searched.families)
     ]
-    unordered = _unordered(job.strategy)
+    unordered = _without_order(job.strategy)
     carvings = {} if carvings is None else carvings
     placed = [
         PlacedAlternative(other, place(other, topology, free, carvings=carvings))
@@ -84,8 +84,8 @@ def gains(own: Placed, other: Placed) -> list[str]:
 def _distinct(jobs: Sequence[PlacedJob]) -> dict[str, PlacedJob]:
     """Return name -> job, without jobs that differ only in the order of axes, which the placement chooses, or in the
     blocks of chunks: a strategy without that list is priced with an even division, which is no real gain."""
-    return {_unordered(job.strategy): job for job in reversed(jobs)}
+    return {_without_order(job.strategy): job for job in reversed(jobs)}
 
 
-def _unordered(s: Strategy) -> str:
+def _without_order(s: Strategy) -> str:
     return str(replace(s, order="pp/dp/cp/tp", layers="auto"))

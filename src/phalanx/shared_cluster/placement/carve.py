@@ -52,7 +52,7 @@ def carve(hosts: Sequence[FreeBlock], sizes: Sequence[int]) -> Ints | None:
             part = host.gpus[start : start + levels[level]]
             inventory[level].append(_Block(level, level, host.scopes, (part,)))
     for outer in range(len(hosts[0].scopes), 0, -1):  # join what one block of a tier holds, the innermost tier first
-        inventory = _joined(inventory, levels, outer)
+        inventory = _join_blocks(inventory, levels, outer)
     return np.concatenate(_take(inventory, levels, len(levels) - 1, 1))
 
 
@@ -66,7 +66,7 @@ def _cuts(room: int, levels: Sequence[int]) -> list[tuple[int, int]]:
     return result
 
 
-def _joined(inventory: list[list[_Block]], levels: list[int], outer: int) -> list[list[_Block]]:
+def _join_blocks(inventory: list[list[_Block]], levels: list[int], outer: int) -> list[list[_Block]]:
     """Join blocks that share their `outer` outermost scopes into larger ones."""
     result: list[list[_Block]] = [[] for _ in levels]
     pending: list[_Block] = []

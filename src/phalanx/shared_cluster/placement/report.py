@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
-from phalanx.report.style import counted, seconds, table
+from phalanx.report.style import count_words, seconds, table
 from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, gains
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Placed
@@ -21,7 +21,7 @@ def lines(job: PlacedJob, placed: Placed, empty: Placed) -> Iterator[str]:
     hosts = len(list(p.ranks_by_host()))
     tokens = job.job.global_batch * job.job.seq / placed.seconds
     yield (
-        f"{p.strategy}: {counted(p.world, 'rank')} on {counted(hosts, 'node')} of {p.cluster.name}; "
+        f"{p.strategy}: {count_words(p.world, 'rank')} on {count_words(hosts, 'node')} of {p.cluster.name}; "
         f"{seconds(placed.seconds)} a step, {tokens:,.0f} tokens/s under {job.stack}"
     )
     if placed.exact:

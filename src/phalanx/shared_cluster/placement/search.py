@@ -156,7 +156,9 @@ def _candidates(
 
     def placed(order: Sequence[int], which: int) -> Ints | None:
         """Return the GPUs of the ranks of a mesh whose axes are nested in an order, carved from a selection."""
-        sizes = _nested([axes[i][1] for i in reversed(order)])  # the same for many orders: all, of powers of two
+        sizes = _nested_sizes(
+            [axes[i][1] for i in reversed(order)]
+        )  # the same for many orders: all, of powers of two
         key = (name(which), sizes)
         if key not in carvings:
             carvings[key] = carve(selections[which], sizes)
@@ -213,7 +215,7 @@ _RAIL_SETS = 16
 """Number of sets of indices to try on rails, those with the most free GPUs first."""
 
 
-def _nested(sizes: Sequence[int]) -> tuple[int, ...]:
+def _nested_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     """Return cumulative sizes of nested blocks, innermost first, with each axis in steps of its prime factors."""
     result, n = [], 1
     for size in sizes:
@@ -248,7 +250,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
                 yielded.add(key_of)
                 yield selection
     if len(blocks[0].scopes):
-        inner = {n for size in sizes for n in _nested([size]) if n <= len(blocks[0].gpus)}
+        inner = {n for size in sizes for n in _nested_sizes([size]) if n <= len(blocks[0].gpus)}
         for near, far in product(sorted(inner), [unit for unit in units if unit <= _UNDER]):
             if far > near and far % near == 0:
                 selection = _in_multiples(blocks, near, far)

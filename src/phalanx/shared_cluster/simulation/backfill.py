@@ -37,12 +37,12 @@ def start_if_able(cluster: ClusterState, number: int) -> bool:
 
 def in_order(cluster: ClusterState, passing: bool) -> None:
     """Start jobs in their order. Jobs pass one that cannot start only with `passing`, and if of another width."""
-    for number in _merged(cluster):
+    for number in _first_waiting(cluster):
         if not start_if_able(cluster, number) and not passing:
             return
 
 
-def _merged(cluster: ClusterState) -> Iterator[int]:
+def _first_waiting(cluster: ClusterState) -> Iterator[int]:
     """Yield the first waiting job repeatedly, skipping widths whose first job did not start, unless elastic jobs of
     one width may differ."""
     closed: set[int] = set()

@@ -48,7 +48,7 @@ def _node(name: str, record: str) -> ScheduledNode:
     used = sum(map(int, _ASKED.findall(asked))) if _ASKED.search(asked) else None if gpus else 0
     product = _PRODUCT.search(_section("Labels", record.replace("Labels: ", "Labels:\n ", 1)))
     kind = product[1] if product else ""
-    return ScheduledNode(name, _closed(record), sum(map(int, gpus)), used, kind=kind, remedy=_REMEDY)
+    return ScheduledNode(name, _closed_reason(record), sum(map(int, gpus)), used, kind=kind, remedy=_REMEDY)
 
 
 def _section(title: str, record: str) -> str:
@@ -56,7 +56,7 @@ def _section(title: str, record: str) -> str:
     return section[1] if section else ""
 
 
-def _closed(record: str) -> str:
+def _closed_reason(record: str) -> str:
     if re.search(r"^Unschedulable:\s+true", record, re.M):
         return "Unschedulable"
     if _NOT_READY.search(_section("Conditions", record)):

@@ -63,20 +63,20 @@ def _node(name: str, record: str) -> ScheduledNode:
     elif "gres/gpu" in allocated or (allocated and "gres/gpu" in configured):
         used = _tres(allocated)
     state, cpus = fields.get("State", "UNKNOWN"), fields.get("CPUAlloc", "0")
-    by_state = _used(state)
+    by_state = _used_gpus(state)
     if cpus != "0":
         by_state = ALL if cpus == fields.get("CPUTot") else by_state or None
-    node = _scheduled(name, state, by_state, gpus, used, which)
+    node = _scheduled_node(name, state, by_state, gpus, used, which)
     kind, partitions = _kind(fields.get("Gres", "")), fields.get("Partitions", "")
     return replace(node, kind=kind, partitions=frozenset(partitions.split(",")) - {""})
 
 
-def _scheduled(
+def _scheduled_node(
     name: str, state: str, by_state: int | None, gpus: int | None, used: int | None, which: frozenset[int]
 ) -> ScheduledNode:
     """Return a node in a state. `by_state`: its GPUs in use by the state, `used`: by the list; None: unknown. A node
     in the state of a full one is closed even if the list has free GPUs."""
-    closed = _closed(state)
+    closed = _closed_reason(state)
     if by_state == ALL and used is not None and used < (gpus or 0):
         closed = closed or f"State={state}, so that no CPU is free"
     used = by_state if used is None else used
@@ -92,7 +92,7 @@ def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
         used = _gpus(listed) if listed else None
         partitions = frozenset((row["PARTITION"].rstrip("*"),)) if "PARTITION" in row else frozenset()
         for name in expand(next(row[key] for key in _NAMES if key in row), file):
-            node = _scheduled(name, state, _used(state), gpus, used, _which(listed))
+            node = _scheduled_node(name, state, _used_gpus(state), gpus, used, _which(listed))
             node = nodes.get(name, replace(node, kind=_kind(row.get("GRES", ""))))
             nodes[name] = replace(node, partitions=node.partitions | partitions)
     return [replace(node, gpus=0, by_name=True) if _none_by_name(node) else node for node in nodes.values()]
@@ -120,7 +120,7 @@ def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
             yield dict(zip(header, cells, strict=False))
 
 
-def _used(state: str) -> int | None:
+def _used_gpus(state: str) -> int | None:
     """Return the GPUs in use on a node in a state: 0, ALL, or None if the state does not say."""
     bare = _bare(state)
     if "COMPLETING" in state.upper() and bare != "ALLOCATED":
@@ -128,7 +128,7 @@ def _used(state: str) -> int | None:
     return 0 if bare in ("IDLE", "PLANNED") else ALL if bare == "ALLOCATED" else None
 
 
-def _closed(state: str) -> str:
+def _closed_reason(state: str) -> str:
     """Return why a node in a state takes no jobs; empty: it takes jobs."""
     parts = [_SHORT.get(part, part) for part in re.findall(r"[A-Z_]+", state.upper())]
     return "" if set(parts) <= _TAKES_JOBS and not re.search(r"[*$@^!%]", state) else f"State={state}"

@@ -55,7 +55,7 @@ class Timed:
     end: float
 
 
-def timed(events: Sequence[Event], seconds: Callable[[Event], float]) -> list[Timed]:
+def with_times(events: Sequence[Event], seconds: Callable[[Event], float]) -> list[Timed]:
     """Return each event of a step with its start and end, in the order of the program; `seconds`: duration of an
     event without contention.
 
@@ -82,7 +82,7 @@ def timed(events: Sequence[Event], seconds: Callable[[Event], float]) -> list[Ti
     return result
 
 
-def exposed(step: Sequence[Timed]) -> float:
+def exposed_seconds(step: Sequence[Timed]) -> float:
     """Return the seconds of a step in which nothing is computed."""
     computing = sum(t.end - t.start for t in step if t.event.kind == "compute")
     return max((t.end for t in step), default=0.0) - computing
@@ -125,7 +125,7 @@ def data_parallel_step(
     ways = (("400", "buckets of 400 MiB: reduced as they fill"), ("100000", "one bucket: reduced at the end"))
     steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=0,bucket={bucket}")[0] for bucket, _ in ways]
     end = max(t.end for step in steps for t in step)
-    waits = [exposed(step) for step in steps]
+    waits = [exposed_seconds(step) for step in steps]
     heads = [f"{what}; waits {wait * 1e3:.3g} ms" for (_, what), wait in zip(ways, waits, strict=True)]
     panels = [_timeline(step, head, end) for step, head in zip(steps, heads, strict=True)]
     return Picture(
@@ -156,7 +156,7 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
     )
     return Picture(
         f"FSDP gathers and frees: {_of(model)} on {gpus} GPUs of {cluster}, {seq:,} tokens each",
-        (_timeline(step, f"one step, {line}; waits {exposed(step) * 1e3:.3g} ms"), curve),
+        (_timeline(step, f"one step, {line}; waits {exposed_seconds(step) * 1e3:.3g} ms"), curve),
         _source(line),
         "Each unit is gathered twice, for the forward and for the backward pass, and its gradients leave as a "
         f"reduce-scatter: {more:.3g} times what DDP sends here, where the head stays whole between "
@@ -167,7 +167,7 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
 def prefetch(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, seq: int = 4096) -> Picture:
     """Draw FSDP with and without gathering a unit ahead."""
     steps = [_step(model, cluster, gpus, seq, f"dp={gpus},zero=3,prefetch={n}")[0] for n in (0, 1)]
-    ends, waits = [max(t.end for t in step) for step in steps], [exposed(step) for step in steps]
+    ends, waits = [max(t.end for t in step) for step in steps], [exposed_seconds(step) for step in steps]
     panels = [
         _timeline(step, f"prefetch={n}: {end * 1e3:.4g} ms, of which {wait * 1e3:.3g} ms wait", max(ends))
         for n, (step, end, wait) in enumerate(zip(steps, ends, waits, strict=True))
@@ -242,7 +242,7 @@ def _step(model: str, cluster: str, gpus: int, seq: int, line: str) -> tuple[lis
     small: ModelSpec = replace(spec, layers=min(_BLOCKS, spec.layers), window_layers=None)
     layout = Layout(small, Job(gpus, seq, Precision("bfloat16", reduce="bfloat16")), _strategy(line))
     there = cluster_named(cluster)(gpus)
-    return timed(expand(layout.stage_view()).events, _seconds(there)), layout
+    return with_times(expand(layout.stage_view()).events, _seconds(there)), layout
 
 
 def _seconds(cluster: ClusterSpec) -> Callable[[Event], float]:
