@@ -17,7 +17,7 @@ from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.answering import answer
 from phalanx.serving.search.copies import Copy, Tabulated
 from phalanx.serving.search.neighbours import _changes, neighbours
-from phalanx.serving.search.question import ServingQuestion
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion, WorkerGroup
 from phalanx.serving.search.queued import excess, with_outcome
 from phalanx.serving.search.search import Search, best_of_each
 from phalanx.serving.search.space import layout_error, layouts
@@ -291,3 +291,23 @@ def test_what_fewer_requests_at_once_do_not_need_is_cache(name: str) -> None:
     assert (room[0] > room[-1]) is (name != "sglang")  # which keeps memory by its step's tokens alone
     assert [copy.most for copy in copies[:2]] == [7, 256]
     assert told(0).cache_tokens in room
+
+
+def test_of_candidates_that_do_not_last_none_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a rate without end the best that lasts is the answer, with its longer outcome; of those after it each is a
+    finalist once, and none of those before."""
+    search = Search(replace(_ASK, rate=2.0, requests=0, ttft_s=2.0))
+    assert search.q.sustained
+    tried: list[tuple[WorkerGroup, ...]] = []
+
+    def lasts(c: ServingCandidate) -> ServingCandidate | None:
+        tried.append(c.groups)
+        return c if len(tried) == 3 else None
+
+    monkeypatch.setattr(search, "lasts", lasts)
+    found = answer(search)
+    finalists = [c.groups for c in found.finalists]
+    assert found.best.groups == finalists[0] == tried[2]
+    assert len(tried) == 3
+    assert not [groups for groups in finalists if groups in tried[:2]]
+    assert len(set(finalists)) == len(finalists) > 1
