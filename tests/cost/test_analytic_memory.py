@@ -14,7 +14,7 @@ from phalanx.cost.analytic.profile import profile
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.live_bytes import Keeps, block_bytes, cast_weight_bytes
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.rank_layout import Layout, layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns, layout
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 from phalanx.spec.cluster.presets import preset
@@ -25,12 +25,12 @@ from phalanx.spec.strategy.spec import Strategy, parse
 JOB = Job(64, 4096, Precision("bfloat16"))
 
 
-def _of(name: str, line: str = "dp=8,zero=1", number_format: str = "bfloat16") -> tuple[Shape, Layout]:
+def _of(name: str, line: str = "dp=8,zero=1", number_format: str = "bfloat16") -> tuple[Shape, LayoutColumns]:
     spec = make_model({"preset": name}, Path())[0]
     return shape(spec), layout(Strategy(**parse(line)), JOB, spec.layers, number_format)
 
 
-def _block_bytes(sizes: Shape, how: Layout, keeps: Keeps) -> Column:
+def _block_bytes(sizes: Shape, how: LayoutColumns, keeps: Keeps) -> Column:
     return block_bytes(sizes.kinds[-1], how, keeps)
 
 

@@ -31,7 +31,7 @@ from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, outer_flow
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout, layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns, layout
 from phalanx.cost.step.terms import OUTER_METRICS, terms
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.gradients.sharding import sharding_of
@@ -55,7 +55,7 @@ APART = ("copies", "scales")
 EXPERTS = st.sampled_from([2, 4, 8]).flatmap(lambda ranks: cases(ranks, small=False, experts=True))
 
 
-def ledger(case: Case) -> tuple[list[Flow], Shape, Layout, Held]:
+def ledger(case: Case) -> tuple[list[Flow], Shape, LayoutColumns, Held]:
     """The flows of a whole pipeline, each of its units once."""
     model, job, s = case
     sizes, how = shape(model), layout(s, job, model.layers)

@@ -8,7 +8,7 @@ from math import prod
 from phalanx.cost.analytic.option_effects import extended_shape, layout_with_options
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, shape
-from phalanx.cost.ledger.rank_layout import Layout, layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns, layout
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
@@ -30,7 +30,7 @@ class Case:
     strategy: Strategy
     shape: Shape
     """The model's shape for the analytic engine."""
-    layout: Layout
+    layout: LayoutColumns
     """Strategy and job as columns for the analytic engine."""
     system: System
     stack: PricingStack

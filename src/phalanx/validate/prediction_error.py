@@ -25,7 +25,7 @@ from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column, gather, take
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.model_shape import Shape, gather_shapes
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.validate.from_row import Case, cases
 from phalanx.validate.models import is_hybrid
 from phalanx.validate.records import GIB, Row
@@ -108,7 +108,7 @@ def launch_shares(cases: Sequence[Case]) -> Column:
 
 def _predicted_step(
     cases: Sequence[Case], constants: Mapping[str, float] | None, benchmarks: Sequence[Benched] | None
-) -> tuple[Step, Shape, Layout, System, Profile]:
+) -> tuple[Step, Shape, LayoutColumns, System, Profile]:
     # What adapters leave of a parameter's state depends on the model.
     keys = [(c.profile, str(c.options), str(c.model) if c.options.lora else "") for c in cases]
     first = {key: c for key, c in zip(reversed(keys), reversed(cases), strict=True)}

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 
 _BY_NONE = {
     *("pp", "virtual", "dp", "zero", "shards", "micro_batches", "dp_stride", "pp_stride"),
@@ -18,9 +18,9 @@ _BY_NONE = {
     *("full", "selective", "group", "first_blocks", "most_blocks", "last_blocks", "most_place"),
 }
 WITHOUT_EXPERTS = frozenset(_BY_NONE | {"ep", "etp"})
-"""Fields of a Layout that a micro-batch's passes through attention, a dense MLP or the head do not depend on."""
+"""Fields of a layout that a micro-batch's passes through attention, a dense MLP or the head do not depend on."""
 OF_EXPERTS = frozenset(_BY_NONE | {"ulysses", "tp_stride", "cp_stride"})
-"""Fields of a Layout that the products of a rank's experts do not depend on."""
+"""Fields of a layout that the products of a rank's experts do not depend on."""
 FEW = 2048
 """Maximum number of rows that are priced without grouping."""
 _SINGLE = (float, int, str)
@@ -28,7 +28,9 @@ _SINGLE = (float, int, str)
 T = TypeVar("T")
 
 
-def price_distinct_rows(price: Callable[[Layout], T], layout: Layout, unseen: frozenset[str], *others: Any) -> T:
+def price_distinct_rows(
+    price: Callable[[LayoutColumns], T], layout: LayoutColumns, unseen: frozenset[str], *others: Any
+) -> T:
     """Return `price(layout)`, computed once for all rows that differ only in the fields `unseen`, which `price` does
     not read. All rows are priced if `others`, which `price` reads too, have columns of their own."""
     columns = [c for f in fields(layout) if f.name not in unseen for c in _columns(getattr(layout, f.name))]

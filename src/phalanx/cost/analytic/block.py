@@ -19,7 +19,7 @@ from phalanx.cost.ledger.flow import Flow, Unit
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import expert_flows, flows_without_routing, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import FORMATS, Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, LayoutColumns
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class _Sent:
     weight_gathers: Column
 
 
-def _gathered_bytes(layout: Layout, profile: Profile) -> Column:
+def _gathered_bytes(layout: LayoutColumns, profile: Profile) -> Column:
     """Return the bytes of tokens that tensor parallelism gathers, relative to activations' bytes."""
     narrow = (np.asarray(profile.tp_narrow) > 0) & np.choose(np.asarray(layout.format, dtype=int), _GATHERED)
     return np.where(narrow, 1 / layout.activation_bytes, 1.0)
 
 
-def _sent(flows: Sequence[Flow], layout: Layout, timer: FlowTimer, profile: Profile) -> _Sent:
+def _sent(flows: Sequence[Flow], layout: LayoutColumns, timer: FlowTimer, profile: Profile) -> _Sent:
     """Return the seconds of tensor parallelism's collectives."""
     forward: Column = 0.0
     backward: Column = 0.0
@@ -89,7 +89,7 @@ def _sent(flows: Sequence[Flow], layout: Layout, timer: FlowTimer, profile: Prof
     return _Sent(forward, backward, weight_gathers)
 
 
-def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, products: Passes) -> Passes:
+def _exposed(sent: _Sent, layout: LayoutColumns, system: System, profile: Profile, products: Passes) -> Passes:
     """Return exposed seconds of tensor parallelism in one block. Within a node collectives overlap the neighbouring
     products, half of a block's; between nodes they wait for their hops and overlap nothing. Gathers read only by
     weight gradients overlap with the backward pass's products; of what is left of that pass, all-reduces are of
@@ -106,7 +106,7 @@ def _exposed(sent: _Sent, layout: Layout, system: System, profile: Profile, prod
     )
 
 
-def _copied(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
+def _copied(kind: BlockKind, layout: LayoutColumns, system: System, profile: Profile) -> Passes:
     """Return the seconds of copies around tensor parallelism's gathers and reduce-scatters of a stream that is split
     by its tokens: each copies the whole stream once per sublayer and pass (torch 2.13,
     torch/distributed/_functional_collectives.py:223, 284), unless the micro-batch is a single sequence, whose parts
@@ -135,7 +135,7 @@ flash_attn_a2a_communicate)."""
 
 
 def _context_parallel(
-    flows: Sequence[Flow], layout: Layout, system: System, profile: Profile, core: Passes
+    flows: Sequence[Flow], layout: LayoutColumns, system: System, profile: Profile, core: Passes
 ) -> Passes:
     """Return exposed seconds of context parallelism in one block. Ring: keys and values travel while attention runs
     over the part received before; the rest is exposed, and so is the gradients' last hop, which no compute overlaps.
@@ -195,7 +195,7 @@ class Common:
     embedding: Passes
 
 
-def _products(layout: Layout, system: System, profile: Profile) -> kernels.Products:
+def _products(layout: LayoutColumns, system: System, profile: Profile) -> kernels.Products:
     """Return the Products of a rank outside of its experts."""
     inside = layout.tp * layout.tp_stride <= system.tiers[0].ranks
     parts = np.where((profile.tp_split > 0) & inside, layout.tp, 1)
@@ -204,7 +204,7 @@ def _products(layout: Layout, system: System, profile: Profile) -> kernels.Produ
 
 
 def block_kinds(
-    shape: Shape, layout: Layout, system: System, profile: Profile, common: Common | None = None
+    shape: Shape, layout: LayoutColumns, system: System, profile: Profile, common: Common | None = None
 ) -> list[tuple[BlockSeconds, Column]]:
     """Return (a block, the number of them in the model) for each kind, in the order of Shape.kinds. `common`: the
     parts independent of the spread of experts, if already computed."""
@@ -219,7 +219,7 @@ def block_kinds(
 
 
 def least_block_kinds(
-    shape: Shape, layout: Layout, system: System, profile: Profile
+    shape: Shape, layout: LayoutColumns, system: System, profile: Profile
 ) -> list[tuple[BlockSeconds, Column]]:
     """Return (a block, the number of them) for each kind, with lower bounds over all spreads of experts: each rank
     has one expert, with all FLOPs of its products at full tensor-core rate, and no tokens travel."""
@@ -254,7 +254,13 @@ def _routed(kind: BlockKind, passes: Passes) -> Passes:
 
 
 def _whole_block(
-    parts: KindParts, layout: Layout, system: System, profile: Profile, inner: Passes, ep: Passes, again: Column
+    parts: KindParts,
+    layout: LayoutColumns,
+    system: System,
+    profile: Profile,
+    inner: Passes,
+    ep: Passes,
+    again: Column,
 ) -> BlockSeconds:
     """Return a block with these products of its MLP or experts (`inner`), expert parallelism and recomputation."""
     products = _both(parts.around, inner)
@@ -271,14 +277,14 @@ def _whole_block(
     )
 
 
-def common_parts(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
+def common_parts(shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> Common:
     """Return the seconds that do not depend on the spread of experts."""
     return price_distinct_rows(
         lambda some: _common(shape, some, system, profile), layout, WITHOUT_EXPERTS, shape, system, profile
     )
 
 
-def _common(shape: Shape, layout: Layout, system: System, profile: Profile) -> Common:
+def _common(shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> Common:
     by_unit: dict[Unit, list[Flow]] = {}
     for flow in flows_without_routing(shape, layout, profile.policy):
         by_unit.setdefault(flow.unit, []).append(flow)
@@ -349,11 +355,11 @@ _OF_MIXER = (
 
 
 def experts_block(
-    parts: KindParts, kind: BlockKind, place: int, layout: Layout, system: System, profile: Profile
+    parts: KindParts, kind: BlockKind, place: int, layout: LayoutColumns, system: System, profile: Profile
 ) -> BlockSeconds:
     """Return the seconds of one block of a kind with experts, at its `place` among the model's."""
 
-    def of_experts(layout: Layout) -> Passes:
+    def of_experts(layout: LayoutColumns) -> Passes:
         by = _products(layout, system, profile)
         return kernels.experts(kind, layout, replace(by, rate=by.rate * profile.grouped, parts=1.0))
 
@@ -377,12 +383,12 @@ def experts_block(
     return _whole_block(parts, layout, system, profile, inner, ep, again)
 
 
-def _element(layout: Layout, system: System) -> Column:
+def _element(layout: LayoutColumns, system: System) -> Column:
     """Return the seconds for a rank to read or write one activation of each of its tokens."""
     return layout.tokens * layout.activation_bytes / (system.memory_bytes_per_s * system.memory)
 
 
-def _again(kind: BlockKind, layout: Layout, system: System, up: Passes) -> Column:
+def _again(kind: BlockKind, layout: LayoutColumns, system: System, up: Passes) -> Column:
     """Return the forward seconds of the recomputed modules of a block, except its MLP: norms, and the products `up`
     that expand latents."""
     if not layout.modules.any:

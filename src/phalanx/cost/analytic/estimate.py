@@ -21,7 +21,7 @@ from phalanx.cost.ledger.compressed import compressed_changes, compressed_gradie
 from phalanx.cost.ledger.flops import active_params, hardware_flops, model_flops
 from phalanx.cost.ledger.model_shape import Shape, kinds_of_blocks, padded_shape, shape
 from phalanx.cost.ledger.pipeline_formulas import makespan
-from phalanx.cost.ledger.rank_layout import Layout, PlacedLayout, layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns, PlacedLayout, layout
 from phalanx.cost.pipeline_time import Costs
 from phalanx.frameworks.registry import priced_stack
 from phalanx.schedule.pipeline.given_layout import ends_of, given_blocks
@@ -50,7 +50,7 @@ class Estimate:
     hardware_flops: Column
     active_params: Column
     shape: Shape
-    layout: Layout
+    layout: LayoutColumns
     system: System
     profile: Profile
 
@@ -134,7 +134,7 @@ def estimate(
 
 def layout_of_strategy(
     model: ModelSpec, job: Job, s: Strategy, options: StackOptions = AS_RELEASED, number_format: str = "bfloat16"
-) -> Layout:
+) -> LayoutColumns:
     """Return the layout of one strategy with its compression, its stack's options and the blocks that they
     prescribe."""
     layers = model.layers + options.mtp
@@ -162,7 +162,7 @@ def estimate_placed(
     require_modelled(s, stack)
     _require_default(s, ("local",))
     even = layout_of_strategy(model, job, s, options, number_format)
-    given = {field.name: getattr(even, field.name) for field in fields(Layout)}
+    given = {field.name: getattr(even, field.name) for field in fields(LayoutColumns)}
     given |= {"compressed": compressed_gradients(model, s), "changes": compressed_changes(model, s)}
     how = PlacedLayout(**given | dict(distances))
     size = shape(model)
@@ -208,7 +208,7 @@ def estimate_all(
     return estimate_columns(size, columns, system_of(cluster), constants(stack, job, size, AS_RELEASED))
 
 
-def estimate_columns(model: Shape, layout: Layout, on: System, by: Profile) -> Estimate:
+def estimate_columns(model: Shape, layout: LayoutColumns, on: System, by: Profile) -> Estimate:
     """Apply the formulas to numbers, or to columns of any of the four arguments."""
     result = step(model, layout, on, by)
     return Estimate(

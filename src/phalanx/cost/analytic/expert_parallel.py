@@ -14,13 +14,13 @@ from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.flow import Flow
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import routed_rows
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 
 
 def expert_parallel(
     flows: Sequence[Flow],
     kind: BlockKind,
-    layout: Layout,
+    layout: LayoutColumns,
     system: System,
     profile: Profile,
     products: Passes,
@@ -53,7 +53,7 @@ def expert_parallel(
     )
 
 
-def most_loaded(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
+def most_loaded(kind: BlockKind, layout: LayoutColumns, profile: Profile) -> Column:
     """Return the excess over the mean of the tokens of the most loaded rank's experts, as a share of the mean.
 
     With n = experts / ep experts on a rank, independent, each of relative standard deviation `spread`, a rank's
@@ -73,7 +73,7 @@ def permutation_s(rows: Column, kind: BlockKind, system: System, profile: Profil
     return moved / (system.memory_bytes_per_s * system.memory) + profile.router_s
 
 
-def dispatch_flow(flow: Flow, kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Flow:
+def dispatch_flow(flow: Flow, kind: BlockKind, layout: LayoutColumns, system: System, profile: Profile) -> Flow:
     """Return the operation that carries tokens to their experts, or back, as the stack sends it: an all-to-all with
     one copy per expert, or per node (within a node: per rank) that has any (DeepEP; of `k` experts drawn from `n`
     nodes, n (1 - (1 - 1/n)^k) are distinct); or all tokens to every rank."""

@@ -8,7 +8,7 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _GRADIENT = 4.0
@@ -16,7 +16,7 @@ _GRADIENT = 4.0
 estimate has before its margin of a half (deepspeed/runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs)."""
 
 
-def host_bytes(model: Shape, layout: Layout, by: Profile, options: StackOptions, ranks_per_node: int) -> float:
+def host_bytes(model: Shape, layout: LayoutColumns, by: Profile, options: StackOptions, ranks_per_node: int) -> float:
     """Return the least bytes of model state that a node's host holds: without pinned copies, activations, data and
     the program itself. 0 if all of it is on the devices."""
     zero = sharding(layout, by.policy)
@@ -39,6 +39,6 @@ def host_bytes(model: Shape, layout: Layout, by: Profile, options: StackOptions,
     return total * min(ranks_per_node, world) / world
 
 
-def _copies(layout: Layout, shards: float) -> float:
+def _copies(layout: LayoutColumns, shards: float) -> float:
     """Return the number of copies of the state among the ranks that compute the same parameters."""
     return float(layout.dp * layout.cp) / shards

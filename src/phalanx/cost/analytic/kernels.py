@@ -13,7 +13,7 @@ from phalanx.cost.ledger.flops import seen_keys
 from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
 from phalanx.cost.ledger.layer_flows import group_elements_on_rank, kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, LayoutColumns
 
 _FINE = tuple(f.scales == "block" for f in FORMATS)
 """By FORMATS: whether a cast computes a scale for each block of elements."""
@@ -35,13 +35,13 @@ def product_s(
     return np.maximum(seconds, traffic / (system.memory_bytes_per_s * system.memory))
 
 
-def _peak(layout: Layout, system: System) -> Column:
+def _peak(layout: LayoutColumns, system: System) -> Column:
     """Return the peak FLOP/s of products whose operands are not cast."""
     rounded = np.choose(np.asarray(layout.format, dtype=int), _ROUNDED)
     return np.where(rounded, system.peak_tf32, system.peak(layout.activation_bytes))
 
 
-def rate_of(layout: Layout, system: System, profile: Profile) -> Column:
+def rate_of(layout: LayoutColumns, system: System, profile: Profile) -> Column:
     """Return the FLOP/s of long products in the layout's number format."""
     plain = _peak(layout, system) * system.gemm
     by_peak = {
@@ -97,7 +97,7 @@ def _sum(parts: list[Passes]) -> Passes:
     return Passes(sum(p.forward for p in parts), sum(p.backward for p in parts))
 
 
-def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
+def projections(kind: BlockKind, layout: LayoutColumns, by: Products) -> Passes:
     """Return seconds of the products around attention, or around another mixer; latent attention (DeepSeek-V2, 2024)
     has low-rank ones instead."""
     m, h = layout.tokens, kind.hidden
@@ -137,7 +137,7 @@ def projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     return Passes(np.where(has, total.forward, 0.0), np.where(has, total.backward, 0.0))
 
 
-def up_projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
+def up_projections(kind: BlockKind, layout: LayoutColumns, by: Products) -> Passes:
     """Return seconds of the products that expand latent queries, keys and values; zero without latents."""
     if not np.any(kind.latent):
         return Passes(0.0, 0.0)
@@ -152,7 +152,7 @@ def up_projections(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     return Passes(both.forward * latent, both.backward * latent)
 
 
-def mlp(kind: BlockKind, layout: Layout, width: Column, by: Products) -> Passes:
+def mlp(kind: BlockKind, layout: LayoutColumns, width: Column, by: Products) -> Passes:
     """Return seconds of the products of a dense MLP of this width, 0 if the width is 0; the gate is part of the first
     product."""
     if not np.any(width):
@@ -163,7 +163,7 @@ def mlp(kind: BlockKind, layout: Layout, width: Column, by: Products) -> Passes:
     return Passes(np.where(has, both.forward, 0.0), np.where(has, both.backward, 0.0))
 
 
-def last_products(kind: BlockKind, layout: Layout, by: Products) -> tuple[Column, Column]:
+def last_products(kind: BlockKind, layout: LayoutColumns, by: Products) -> tuple[Column, Column]:
     """Return forward seconds of the products whose results only the residual stream at the end of a block reads: of
     the MLP's last product, and of the one after the mixer, which is such with a parallel residual or without an MLP.
     0 if a norm reads the result."""
@@ -189,7 +189,7 @@ def every_second(kind: BlockKind) -> Column:
     return (kv + q + kind.mixed_out + ffn) / (2 * q + 2 * kv + mixed + kind.mixed_out + kind.mlp_matrices * ffn)
 
 
-def experts(kind: BlockKind, layout: Layout, by: Products) -> Passes:
+def experts(kind: BlockKind, layout: LayoutColumns, by: Products) -> Passes:
     """Return seconds of the grouped products of the experts on a rank, each with an equal share of the rows, and of
     the products into and out of their latent space."""
     local_experts = np.maximum(kind.experts / layout.ep, 1)
@@ -206,7 +206,7 @@ def experts(kind: BlockKind, layout: Layout, by: Products) -> Passes:
     return _sum(parts)
 
 
-def keys_per_query(kind: BlockKind, layout: Layout) -> Column:
+def keys_per_query(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the mean number of keys per query under a causal mask, over blocks of a kind: half of the sequence or
     document, a window, or the number that an index selects."""
     reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
@@ -220,7 +220,7 @@ _SCAN_SLOWDOWN = 4.5
 gated delta rule, implied by published steps of Nemotron 3 and Qwen3-Next; no kernel was timed."""
 
 
-def recurrence(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
+def recurrence(kind: BlockKind, layout: LayoutColumns, system: System, profile: Profile) -> Passes:
     """Return seconds of a linear recurrence in chunks of c tokens, and of its convolution: the products of chunks,
     (c, n, c) for each group of keys and (c, c, p), (n, c, p), (c, n, p) for each head, which are written between
     kernels (Dao & Gu 2024, section 6); a delta rule multiplies keys by keys as well, applies the inverse of each
@@ -253,7 +253,7 @@ _EXPONENTIAL = 16.0
 (NVIDIA, CUDA C++ programming guide, throughput of native arithmetic instructions, compute capability 9.0)."""
 
 
-def _token_by_token(kind: BlockKind, layout: Layout, system: System) -> Column:
+def _token_by_token(kind: BlockKind, layout: LayoutColumns, system: System) -> Column:
     """Return forward seconds of a selective scan in one kernel that keeps its state on chip (Gu & Dao 2023, section
     3.3.2): its arithmetic, an exponential for each element of a state, or what it reads and writes. Not timed."""
     state = kind.scan_heads * kind.scan_dim * kind.scan_state
@@ -262,7 +262,7 @@ def _token_by_token(kind: BlockKind, layout: Layout, system: System) -> Column:
     return np.maximum(flops / system.peak_fp32, moved / (system.memory_bytes_per_s * system.memory))
 
 
-def attention(kind: BlockKind, layout: Layout, system: System, profile: Profile) -> Passes:
+def attention(kind: BlockKind, layout: LayoutColumns, system: System, profile: Profile) -> Passes:
     """Return seconds of attention's core. Flash attention (Dao 2023) works on the causal half and recomputes the
     scores in the backward pass, which takes 2.5 times the forward FLOPs. In a context-parallel ring, each step is a
     kernel over a part of the keys, whose result is merged into the previous ones. Without flash attention, scores are
@@ -328,7 +328,7 @@ _UNFUSED_BYTES = 32.0
 there (8 each) and a cast back (6), less 4."""
 
 
-def unfused(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
+def unfused(kind: BlockKind, layout: LayoutColumns, profile: Profile) -> Column:
     """Return 1 if scores are written and their masked softmax is not a single kernel, because the stack uses torch's
     own operations or a rank's heads x sequences are not a multiple of four."""
     matrices = layout.micro_batch * kind.heads / (layout.tp * layout.ulysses)
@@ -352,7 +352,7 @@ def _rows_aligned(n: Column, odd: Column) -> Column:
     return np.asarray(odd) ** (1 - np.log2(together) / 3)
 
 
-def traffic(kind: BlockKind, layout: Layout, width: Column, system: System, profile: Profile) -> Passes:
+def traffic(kind: BlockKind, layout: LayoutColumns, width: Column, system: System, profile: Profile) -> Passes:
     """Return seconds of the memory-bound kernels of a block: norms and residuals (which sequence parallelism splits
     over tp ranks), the inside of an MLP of this `width`, gates of mixers, and casts of the products' operands to 8
     bits or less."""
@@ -378,7 +378,7 @@ def recast(weights: Column, profile: Profile) -> Column:
     return profile.recasts * (profile.parameter_bytes > 1) * weights
 
 
-def cast_s(elements: Column, layout: Layout, system: System, profile: Profile) -> Column:
+def cast_s(elements: Column, layout: LayoutColumns, system: System, profile: Profile) -> Column:
     """Return seconds of casting elements to the layout's number format, if it is narrow."""
     format_ = np.asarray(layout.format, dtype=int)
     fine = np.where(np.choose(format_, _FINE), profile.fine_cast, 1.0)
@@ -393,7 +393,7 @@ def mixed_traffic(kind: BlockKind) -> Column:
     return np.where(np.asarray(kind.streams) > 1, 4 * kind.streams + 2 - 3, 0.0)
 
 
-def head(shape: Shape, layout: Layout, system: System, profile: Profile) -> tuple[Passes, Column]:
+def head(shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> tuple[Passes, Column]:
     """Return seconds of the logits over a rank's part of the vocabulary (never in 8 bits), and of the loss, both
     passes together."""
     e = layout.activation_bytes

@@ -30,7 +30,7 @@ from phalanx.cost.ledger.live_bytes import (
 )
 from phalanx.cost.ledger.model_shape import Shape, padded_shape
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout, stages, stages_by_work
+from phalanx.cost.ledger.rank_layout import LayoutColumns, stages, stages_by_work
 from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.spec.cluster.chips import CONTEXT_BYTES
 
@@ -62,7 +62,7 @@ def allocatable_bytes(usable: Column, profile: Profile) -> Column:
 
 
 def waiting_bytes(
-    shape: Shape, layout: Layout, profile: Profile, blocks: Column, passes: Column, ahead: Column
+    shape: Shape, layout: LayoutColumns, profile: Profile, blocks: Column, passes: Column, ahead: Column
 ) -> Column:
     """Return bytes that are freed but cannot be reused until the GPU has caught up: inputs of collectives, which read
     them on their own stream. They belong to the running block and to those that the CPU has launched ahead of the
@@ -81,7 +81,7 @@ def waiting_bytes(
     return np.where(layout.tp > 1, given_bytes * blocks_ahead, 0.0)
 
 
-def _two_matrices(shape: Shape, layout: Layout, apart: Column) -> Column:
+def _two_matrices(shape: Shape, layout: LayoutColumns, apart: Column) -> Column:
     """Return the elements of the two largest matrices of blocks; of separately sharded experts, three more."""
 
     def widest(kind: BlockKind) -> Column:
@@ -128,7 +128,7 @@ def _fuller(one: _Rank, other: _Rank) -> _Rank:
     return _Rank(*(np.where(first, a, b) for a, b in zip(one, other, strict=True)))
 
 
-def _parameters_of_block(shape: Shape, layout: Layout) -> tuple[Column, Column]:
+def _parameters_of_block(shape: Shape, layout: LayoutColumns) -> tuple[Column, Column]:
     """Return the parameters of a block on a rank, averaged over blocks: without routed experts, and of these
     alone."""
     dense = shape.mean(lambda kind: kind.on_rank(layout.tp))
@@ -145,7 +145,7 @@ class _Ends(NamedTuple):
     both: Column
 
 
-def _ends(shape: Shape, layout: Layout) -> _Ends:
+def _ends(shape: Shape, layout: LayoutColumns) -> _Ends:
     """Return the parameters of the ends. If chunks lie in a V, the first rank holds the first and the last chunk;
     else the last rank has the head, or a copy of a tied embedding."""
     one_stage = layout.pp == 1
@@ -162,7 +162,7 @@ _WIDE_LOSS = 12.0
 tensors of 2 bytes, and of 4, one of which may be a cast copy of the logits."""
 
 
-def _loss_bytes(shape: Shape, layout: Layout, profile: Profile, last_norm: Column) -> Column:
+def _loss_bytes(shape: Shape, layout: LayoutColumns, profile: Profile, last_norm: Column) -> Column:
     """Return the bytes of the loss when its backward pass begins: full logits, or the gradient of sliced ones;
     `last_norm`; and the placeholder of the head's gradient."""
     size = layout.activation_bytes / 2
@@ -255,7 +255,7 @@ class _Share:
         return np.where(how.regathers > 0, by_unit, kept) + reduced_in * (end + some * self.in_buckets)
 
 
-def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: Column) -> _Share:
+def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, stream: Column) -> _Share:
     """Return a rank's costs; `stream`: bytes of a micro-batch that no block keeps."""
     dense_params, expert_params = _parameters_of_block(shape, layout)
     params = dense_params + expert_params
@@ -311,7 +311,7 @@ def _share(shape: Shape, layout: Layout, profile: Profile, ends: _Ends, stream: 
 
 
 def _constant_bytes(
-    shape: Shape, layout: Layout, profile: Profile, share: _Share, most_params: Column
+    shape: Shape, layout: LayoutColumns, profile: Profile, share: _Share, most_params: Column
 ) -> tuple[Column, Column]:
     """Return bytes that every rank holds permanently, and the part of them that compression holds."""
     # Products that accumulate their weights' gradients in place return a placeholder, kept for each shape; the head's
@@ -329,7 +329,9 @@ def _constant_bytes(
     return profile.constant_bytes + buffers + stand_in + coded, coded
 
 
-def memory(shape: Shape, layout: Layout, profile: Profile, ahead: Column = 1.0, room: Column = np.inf) -> Memory:
+def memory(
+    shape: Shape, layout: LayoutColumns, profile: Profile, ahead: Column = 1.0, room: Column = np.inf
+) -> Memory:
     """Return the Memory of the fullest rank, as numbers or columns. `ahead`: Step.ahead; the default, 1, has the most
     memory waiting. `room`: bytes of the device that the allocator can have."""
     shape = padded_shape(shape, layout.tp, profile.vocab_multiple)

@@ -24,7 +24,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.magnitudes import AdaptedWeights, Magnitudes
 from phalanx.cost.ledger.model_shape import Shape
-from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, LayoutColumns
 from phalanx.cost.ledger.units import units
 from phalanx.frameworks.registry import DOCUMENTED
 from phalanx.spec.errors import InputError
@@ -96,7 +96,7 @@ def with_number_types(by: Profile, job: Job) -> Profile:
 BYTES = {"auto": 4.0, **{f.name: f.bits / 8 for f in NUMBER_FORMATS.values()}}
 """Bytes of a parameter's state by its type; auto: float32."""
 _GIVEN = ("first_blocks", "most_blocks", "last_blocks", "most_place")
-"""Fields of a Layout with prescribed blocks."""
+"""Fields of a layout with prescribed blocks."""
 _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
 _FUSED_KEPT, _FUSED_TRAFFIC = 4.0, 8.0
@@ -362,7 +362,9 @@ def extended_shape(model: Shape, o: StackOptions) -> Shape:
     )
 
 
-def layout_with_options(layout: Layout, o: StackOptions, blocks: Sequence[Column] | None = None) -> Layout:
+def layout_with_options(
+    layout: LayoutColumns, o: StackOptions, blocks: Sequence[Column] | None = None
+) -> LayoutColumns:
     """Return a layout with options for documents, adapters and products, and if given with `blocks`: the blocks of
     the first, the fullest and the last pipeline rank, and the place of the fullest."""
     changes: dict[str, Column] = {}

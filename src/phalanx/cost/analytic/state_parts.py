@@ -12,7 +12,7 @@ from phalanx.cost.ledger.gradient_flows import expert_ranks
 from phalanx.cost.ledger.live_bytes import state_bytes, whole_gradient_bytes
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.spec.job import Job
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -71,7 +71,7 @@ def _line(s: StatePerParameter, over: str) -> str:
     return f"state, bytes a parameter on a rank: {'; '.join(said)}"
 
 
-def state_of(model: Shape, layout: Layout, by: Profile, job: Job, options: StackOptions) -> StatePerParameter:
+def state_of(model: Shape, layout: LayoutColumns, by: Profile, job: Job, options: StackOptions) -> StatePerParameter:
     """Return the state of one strategy. `by`: the stack's constants with these options."""
     zero = sharding(layout, by.policy)
     shards = int(zero.shards) if zero.state else 1

@@ -25,7 +25,7 @@ from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import carried_bytes, messages
 from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape, padded_shape
-from phalanx.cost.ledger.rank_layout import Layout, stages
+from phalanx.cost.ledger.rank_layout import LayoutColumns, stages
 from phalanx.spec.strategy.zero_levels import level_columns
 
 
@@ -70,7 +70,7 @@ def _slower(gpu: Column, cpu: Column) -> Column:
     return most * (1 + near**2 / (4 * _UNEVEN))
 
 
-def step(shape: Shape, layout: Layout, system: System, profile: Profile, replicas: bool = True) -> Step:
+def step(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, replicas: bool = True) -> Step:
     """Return the terms of one step; without `replicas`, omit `dp` and `coding`, the exchange between replicas."""
     shape, layout = padded_shape(shape, layout.tp, profile.vocab_multiple), layout.on_nodes(system.tiers[0].ranks)
     out = Step()
@@ -179,7 +179,7 @@ deepspeed/runtime/zero/partition_parameters.py:893, `_no_gather_coalesced`), ove
 0.25, says a published run of 1.8 billion parameters (QwenLM/Qwen 2df8e8a, README.md)."""
 
 
-def _hooked(kind: BlockKind, shape: Shape, layout: Layout, profile: Profile) -> Column:
+def _hooked(kind: BlockKind, shape: Shape, layout: LayoutColumns, profile: Profile) -> Column:
     """Return the host's seconds in the hooks around a block's modules in a pass, if ZeRO-3 fetches by such hooks."""
     modules = _MODULES + _OF_SUBLAYER * kind.sublayers + _OF_ADAPTER * shape.adapted.number
     gathers = np.where(layout.dp * layout.cp > 1, 1.0, _ALONE)
@@ -194,7 +194,7 @@ _UP_LAUNCHES = 2
 """Products that expand latents."""
 
 
-def _launched_again(kind: BlockKind, layout: Layout, profile: Profile) -> Column:
+def _launched_again(kind: BlockKind, layout: LayoutColumns, profile: Profile) -> Column:
     """Return the number of kernels that the backward pass of a block launches for recomputed parts. Recomputation by
     operation repeats all but the products and attention that it keeps."""
     core = np.where(profile.flash > 0, 1, _CORE_LAUNCHES)
@@ -220,7 +220,7 @@ def _blocks_of(shape: Shape, kind: BlockKind) -> str:
     return "dense blocks" if plain else kind.label
 
 
-def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile: Profile) -> None:
+def _transfers(out: Step, shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> None:
     """Add the messages of a pipeline to a step. If each tp rank sends its part of an unsplit stream, the receivers
     gather it within their node (scatter/gather, Narayanan et al. 2021, section 4.1)."""
     message = messages(shape, layout, profile.policy, 1.0)
@@ -239,7 +239,7 @@ def _transfers(out: Step, shape: Shape, layout: Layout, system: System, profile:
     out.terms["transfers"] = np.where(layout.pp > 1, times * (sent + gathered), 0.0)
 
 
-def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
+def _adapters(shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> Column:
     """Return seconds of a block's adapters in both passes: three times their forward FLOPs, and the bytes that they
     move; with magnitudes also the norms of each forward pass, the scales, and repeated products of frozen weights."""
     if not np.any(shape.adapters):
@@ -255,7 +255,7 @@ def _adapters(shape: Shape, layout: Layout, system: System, profile: Profile) ->
     return (flops / rate + traffic / (system.memory_bytes_per_s * system.memory)) / layout.tp
 
 
-def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile) -> Column:
+def _dequantised(shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> Column:
     """Return seconds of converting a block's frozen weights to 16 bits: for the forward pass, its recomputation, and
     the gradient of the input unless the converted weights were kept for it."""
     if not np.any(profile.dequantised_bytes):
@@ -266,7 +266,7 @@ def _dequantised(shape: Shape, layout: Layout, system: System, profile: Profile)
 
 
 def _offloaded(
-    shape: Shape, layout: Layout, system: System, profile: Profile, block: BlockSeconds, blocks: Column
+    shape: Shape, layout: LayoutColumns, system: System, profile: Profile, block: BlockSeconds, blocks: Column
 ) -> Column:
     """Return exposed seconds per block of offloading activations to the host in the forward pass and back in the
     backward pass, overlapped with the block's compute."""

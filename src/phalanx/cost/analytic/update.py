@@ -25,11 +25,11 @@ from phalanx.cost.ledger.gradient_flows import (
 )
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.schedule.gradients.sharding import Sharding
 
 
-def bucket_bytes(layout: Layout, profile: Profile) -> Column:
+def bucket_bytes(layout: LayoutColumns, profile: Profile) -> Column:
     """Return the bytes of gradients that a stack reduces together."""
     return np.maximum(profile.bucket_bytes, profile.rank_bucket_bytes * layout.dp * layout.cp)
 
@@ -42,7 +42,7 @@ class Terms:
     of: dict[str, dict[str, Column]]
 
 
-def _held(shape: Shape, layout: Layout, blocks: Column) -> Held:
+def _held(shape: Shape, layout: LayoutColumns, blocks: Column) -> Held:
     """Return the units of the fullest rank: `blocks` blocks and the embedding, and the head too without a pipeline or
     with chunks in a V."""
     both = (np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0)
@@ -60,7 +60,7 @@ class _Once(NamedTuple):
 
 
 def reduction(
-    shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes: Passes
+    shape: Shape, layout: LayoutColumns, system: System, profile: Profile, blocks: Column, passes: Passes
 ) -> Terms:
     """Return the term `dp`: exposed seconds of gradient reduction over dp x cp ranks (experts': over the ranks with
     the same experts) and of the gathers of parameters after the update or for every pass; and the term `coding`.
@@ -117,7 +117,7 @@ def reduction(
     return out
 
 
-def _copied(zero: Sharding, params: Parameters, layout: Layout, system: System, profile: Profile) -> Column:
+def _copied(zero: Sharding, params: Parameters, layout: LayoutColumns, system: System, profile: Profile) -> Column:
     """Return seconds of copying ZeRO-3's gathered parameters out of a buffer, and gradients into one."""
     if not np.any(profile.copies_units):
         return 0.0
@@ -128,7 +128,7 @@ def _copied(zero: Sharding, params: Parameters, layout: Layout, system: System, 
     return each * (params.dense + params.experts) / (system.memory_bytes_per_s * system.memory)
 
 
-def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: Held) -> _Once:
+def _once(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, held: Held) -> _Once:
     """Return the seconds of one reduction and one gather, for uncompressed gradients."""
     zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, held)
     grad, param, m = profile.gradient_bytes, profile.parameter_bytes, layout.micro_batches
@@ -157,7 +157,7 @@ def _once(shape: Shape, layout: Layout, system: System, profile: Profile, held: 
 
 
 def _compressed(
-    layout: Layout, system: System, profile: Profile, blocks: Column, params: Parameters
+    layout: LayoutColumns, system: System, profile: Profile, blocks: Column, params: Parameters
 ) -> tuple[Column, Column]:
     """Return seconds of one reduction of compressed gradients over the shards, and over their replicas."""
     zero, cut, expert_ranks_ = sharding(layout, profile.policy), bucket_bytes(layout, profile), expert_ranks(layout)
@@ -183,7 +183,7 @@ def _compressed(
     return scatter, replicate
 
 
-def _replica_distance(layout: Layout, zero: Sharding, system: System) -> Column:
+def _replica_distance(layout: LayoutColumns, zero: Sharding, system: System) -> Column:
     """Return the distance in ranks between the replicas of a shard."""
     stride = layout.data_stride(system.tiers[0].ranks)
     return np.where(zero.shards > 1, layout.dp_stride * zero.shards / layout.cp, stride)
@@ -236,7 +236,7 @@ def _exposed(
     return np.where(every, each, scatter + replicate + gather - hidden), hidden
 
 
-def update(shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column) -> Terms:
+def update(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, blocks: Column) -> Terms:
     """Return the term `optimizer`: the update of a rank's shards."""
     zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, _held(shape, layout, blocks))
     expert_shards = np.where(zero.state, expert_ranks(layout), 1)
@@ -254,7 +254,7 @@ def update(shape: Shape, layout: Layout, system: System, profile: Profile, block
 
 
 def outer_synchronisation(
-    shape: Shape, layout: Layout, system: System, profile: Profile, blocks: Column, passes_s: Column
+    shape: Shape, layout: LayoutColumns, system: System, profile: Profile, blocks: Column, passes_s: Column
 ) -> Terms:
     """Return the term `outer`: a step's share of synchronising replicas that step alone (strategy.local). Messages
     overlap the passes, `passes_s` in each step, that follow before they are applied (job.outer.delay)."""

@@ -18,7 +18,7 @@ from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
 from phalanx.cost.ledger.layer_flows import group_elements_on_rank, kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 
 
 def forward_per_token(shape: Shape, seq: Column) -> tuple[Column, Column]:
@@ -69,7 +69,7 @@ def seen_keys(kind: BlockKind, reach: Column, near: Column) -> Column:
     return np.where(np.asarray(kind.ratio) > 0, np.minimum(kind.window, near) + further, keys)
 
 
-def model_flops(shape: Shape, layout: Layout) -> Column:
+def model_flops(shape: Shape, layout: LayoutColumns) -> Column:
     """Return FLOPs of one step on all ranks, without recomputation; frozen weights have no gradients."""
     blocks, head = forward_per_token(shape, layout.seq)
     core = sum(kind.count * _core_per_token(kind, layout.seq) for kind in shape.kinds)
@@ -91,7 +91,7 @@ class Flops:
         return self.products + self.attention
 
 
-def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flops:
+def rank_flops(shape: Shape, layout: LayoutColumns, policy: Policy, units: Held) -> Flops:
     """Return the FLOPs of a rank with these units, or of several ranks together with theirs."""
     per_pass = 2.0 * layout.tokens * layout.micro_batches
     pads = np.asarray(policy.pads_core) > 0
@@ -125,7 +125,7 @@ def rank_flops(shape: Shape, layout: Layout, policy: Policy, units: Held) -> Flo
     return Flops(per_pass * (products + head), per_pass * cores)
 
 
-def recurrence_macs(kind: BlockKind, layout: Layout) -> Column:
+def recurrence_macs(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return multiply-adds per token of a recurrence on a rank in chunks of c tokens (Dao & Gu 2024, section 6; Yang
     et al. 2024, section 3.3), and of its convolution.
 
@@ -141,7 +141,7 @@ def recurrence_macs(kind: BlockKind, layout: Layout) -> Column:
     return np.where(np.asarray(c) > 1, chunked, kind.scan_flops / 2 / layout.tp) + kind.conv / layout.tp
 
 
-def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
+def _mixer_products(kind: BlockKind, layout: LayoutColumns) -> tuple[Column, Column]:
     """Return multiply-adds per token of the products around attention or a recurrence on a rank, and of the last one
     alone."""
     h, tp = kind.hidden, layout.tp
@@ -165,14 +165,14 @@ def _mixer_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column]:
     return plain + out, out
 
 
-def _expanding(kind: BlockKind, layout: Layout) -> Column:
+def _expanding(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return multiply-adds per token of the products that expand latent queries, keys and values."""
     q = np.where(kind.q_rank > 0, kind.q_rank, kind.hidden) * kind.heads * kind.head_dim
     kv = kind.kv_rank * kind.heads * (kind.head_dim - kind.rope_dim + kind.value_dim)
     return (q + kv) / layout.tp * (np.asarray(kind.kv_rank) > 0)
 
 
-def _inner_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column, Column]:
+def _inner_products(kind: BlockKind, layout: LayoutColumns) -> tuple[Column, Column, Column]:
     """Return multiply-adds per token of a block's MLP or experts: of all; of the last product that all tokens go
     through; and of the shared expert."""
     h, f = kind.hidden, (kind.ffn + kind.shared_ffn) / layout.tp
@@ -186,7 +186,7 @@ def _inner_products(kind: BlockKind, layout: Layout) -> tuple[Column, Column, Co
     return dense + each + shared + further, h * f, shared
 
 
-def hardware_flops(shape: Shape, layout: Layout, policy: Policy) -> Column:
+def hardware_flops(shape: Shape, layout: LayoutColumns, policy: Policy) -> Column:
     """Return FLOPs of one step on all ranks, as executed by the stack."""
     return rank_flops(shape, layout, policy, whole_model(shape.kinds)).all * (layout.world / layout.pp)
 

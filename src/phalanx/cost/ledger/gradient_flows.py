@@ -21,7 +21,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.flow import Flow, Held
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.schedule.gradients.buckets import NUMBER_BYTES
 from phalanx.schedule.gradients.sharding import Sharding
 
@@ -57,7 +57,7 @@ class Parameters:
         return self.dense + self.experts
 
 
-def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
+def parameters_of(shape: Shape, layout: LayoutColumns, rank_units: Held) -> Parameters:
     """Return the parameters of a rank with these units, or of several ranks together with theirs."""
     each = list(zip(rank_units.blocks, shape.kinds, strict=True))
     blocks = sum(count * kind.on_rank(layout.tp) for count, kind in each)
@@ -81,7 +81,7 @@ def parameters_of(shape: Shape, layout: Layout, rank_units: Held) -> Parameters:
     return Parameters(blocks + embed + head, experts, blocks, kept, units, kept_units)
 
 
-def _scales(shape: Shape, layout: Layout, held: Held) -> tuple[Column, Column]:
+def _scales(shape: Shape, layout: LayoutColumns, held: Held) -> tuple[Column, Column]:
     """Return the number of elements that are reduced so that blocks can be gathered in 8 bits, scales among them: for
     all but experts, and for experts."""
     dense: Column = 0.0
@@ -117,12 +117,12 @@ class _Group:
     """Number of `params` whose gradients two chunks of the rank reduce, each in its own backward pass."""
 
 
-def experts_apart(layout: Layout) -> Column:
+def experts_apart(layout: LayoutColumns) -> Column:
     """Return the mask of rows whose experts reduce over other ranks than the rest of the model."""
     return layout.tp * layout.ep * layout.etp > 1
 
 
-def expert_ranks(layout: Layout) -> Column:
+def expert_ranks(layout: LayoutColumns) -> Column:
     """Return edp, the ranks with the same experts."""
     return np.maximum(layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp), 1)
 
@@ -133,7 +133,13 @@ def _expert_units(shape: Shape, rank_units: Held) -> Column:
 
 
 def gradient_flows(
-    shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, stride: Column, bucket_bytes: Column
+    shape: Shape,
+    layout: LayoutColumns,
+    zero: Sharding,
+    types: Types,
+    rank_units: Held,
+    stride: Column,
+    bucket_bytes: Column,
 ) -> list[Flow]:
     """Return the collectives of gradients and parameters of a rank with these units. `stride`: distance in ranks
     along dp and cp together. `bucket_bytes`: bytes of gradients reduced together, if not by unit."""
@@ -214,7 +220,7 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
 
 
 def outer_flows(
-    shape: Shape, layout: Layout, zero: Sharding, types: Types, rank_units: Held, bucket_bytes: Column
+    shape: Shape, layout: LayoutColumns, zero: Sharding, types: Types, rank_units: Held, bucket_bytes: Column
 ) -> list[Flow]:
     """Return the all-reduces, once in `layout.local` steps, that synchronise replicas which step alone: of the change
     of each shard, in the type of accumulated gradients, in the buckets of the gradients; if changes are compressed,
@@ -238,7 +244,9 @@ def outer_flows(
     return [f for f in result if np.any(f.count())]
 
 
-def summed_copies(shape: Shape, layout: Layout, policy: Policy, zero: Sharding, types: Types, units: Held) -> Flow:
+def summed_copies(
+    shape: Shape, layout: LayoutColumns, policy: Policy, zero: Sharding, types: Types, units: Held
+) -> Flow:
     """Return the all-reduce over tp of partial gradients: under sequence parallelism of all replicated parameters;
     else of replicated parameters whose gradient covers only a rank's heads or tokens; and of key heads with copies.
     It is one operation on accumulated gradients, or one for each parameter whenever gradients are reduced."""
@@ -261,12 +269,12 @@ def summed_copies(shape: Shape, layout: Layout, policy: Policy, zero: Sharding, 
     return Flow("tp", "all_reduce", "copies", "rank", layout.tp, layout.tp_stride, size, {"B": count})
 
 
-def _embedding(shape: Shape, layout: Layout) -> Column:
+def _embedding(shape: Shape, layout: LayoutColumns) -> Column:
     """Return the elements of the token embedding that a rank of tp holds."""
     return np.ceil(shape.vocab / layout.tp) * shape.hidden
 
 
-def tied_embedding(shape: Shape, layout: Layout, how: Sharding, types: Types) -> Flow:
+def tied_embedding(shape: Shape, layout: LayoutColumns, how: Sharding, types: Types) -> Flow:
     """Return the all-reduce of a tied embedding's gradient between the first and the last pipeline rank."""
     size = _embedding(shape, layout) / np.maximum(how.shards, 1) * types.accumulated
     count = 1.0 * ((np.asarray(shape.tied) > 0) & (np.asarray(layout.pp) > 1) & (np.asarray(layout.v_shaped) == 0))

@@ -25,7 +25,7 @@ from phalanx.cost.ledger.flow import Flow, Unit
 from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.schedule.layers.head import slices_over_ranks
 
 SCALAR_BYTES = 4.0
@@ -36,7 +36,7 @@ COUNT_BYTES = 8.0
 """Bytes of a count of tokens: int64."""
 
 
-def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+def layer_flows(shape: Shape, layout: LayoutColumns, policy: Policy) -> list[Flow]:
     """Return the traffic of a rank's layers."""
     flows = flows_without_routing(shape, layout, policy)
     for place, kind in enumerate(shape.kinds):
@@ -45,7 +45,7 @@ def layer_flows(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
     return flows
 
 
-def flows_without_routing(shape: Shape, layout: Layout, policy: Policy) -> list[Flow]:
+def flows_without_routing(shape: Shape, layout: LayoutColumns, policy: Policy) -> list[Flow]:
     """Return the flows that do not depend on the spread of experts."""
     parts = _halves(layout, policy)
     whole = stream_bytes(shape, layout)
@@ -71,17 +71,17 @@ class _Stream:
     parts: Column
 
 
-def stream_bytes(shape: Shape, layout: Layout) -> Column:
+def stream_bytes(shape: Shape, layout: LayoutColumns) -> Column:
     """Return n, the bytes of a micro-batch's residual stream on the ranks that share its tokens."""
     return layout.tokens * shape.hidden * layout.activation_bytes
 
 
-def carried_bytes(shape: Shape, layout: Layout) -> Column:
+def carried_bytes(shape: Shape, layout: LayoutColumns) -> Column:
     """Return the bytes of all residual streams of a micro-batch, which blocks pass on."""
     return stream_bytes(shape, layout) * shape.most(lambda kind: kind.streams)
 
 
-def _halves(layout: Layout, policy: Policy) -> Column:
+def _halves(layout: LayoutColumns, policy: Policy) -> Column:
     """Return the number of operations into which a collective of sequence parallelism is cut."""
     return np.where((policy.halves_stream > 0) & (layout.tokens % (2 * layout.tp) == 0), 2.0, 1.0)
 
@@ -90,7 +90,7 @@ def _tp(
     what: str,
     op: str,
     unit: Unit,
-    layout: Layout,
+    layout: LayoutColumns,
     size: Column,
     counts: dict[str, Column],
     weight_gathers: Column = 0.0,
@@ -98,7 +98,7 @@ def _tp(
     return Flow("tp", op, what, unit, layout.tp, layout.tp_stride, size, counts, weight_gathers)
 
 
-def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, unit: int) -> list[Flow]:
+def _stream(kind: BlockKind, layout: LayoutColumns, policy: Policy, stream: _Stream, unit: int) -> list[Flow]:
     """Return the collectives of a block over tp: all-reduces, or the collectives of sequence parallelism."""
     split = np.asarray(layout.sp) > 0
     plain = 1.0 - 1.0 * split
@@ -139,14 +139,14 @@ def _stream(kind: BlockKind, layout: Layout, policy: Policy, stream: _Stream, un
     return flows
 
 
-def head_slices(shape: Shape, layout: Layout, policy: Policy) -> Column:
+def head_slices(shape: Shape, layout: LayoutColumns, policy: Policy) -> Column:
     """Return the number of slices into which tp ranks cut the head's tokens; 1: all logits exist at once."""
     rows = np.ceil(shape.vocab / layout.tp)
     n = slices_over_ranks(layout.tokens, rows, shape.hidden, layout.activation_bytes)
     return np.where((np.asarray(policy.slices_head) > 0) & (layout.tp > 1) & (np.asarray(layout.splits) == 0), n, 1)
 
 
-def _ends(shape: Shape, layout: Layout, policy: Policy, stream: _Stream) -> list[Flow]:
+def _ends(shape: Shape, layout: LayoutColumns, policy: Policy, stream: _Stream) -> list[Flow]:
     """Return the collectives of embedding, head and loss over tp."""
     slices = head_slices(shape, layout, policy)
     split = 1.0 * (np.asarray(layout.sp) > 0)
@@ -169,18 +169,18 @@ def _ends(shape: Shape, layout: Layout, policy: Policy, stream: _Stream) -> list
     return flows
 
 
-def kv_heads(kind: BlockKind, layout: Layout) -> Column:
+def kv_heads(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the number of key heads on a tp rank; latent attention has one for each query head."""
     return groups_on_rank(np.where(np.asarray(kind.kv_rank) > 0, kind.heads, kind.kv_heads), layout.tp)
 
 
-def group_elements_on_rank(kind: BlockKind, layout: Layout) -> Column:
+def group_elements_on_rank(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the elements of a recurrence's first product that heads of a group share, on a tp rank."""
     groups = np.maximum(kind.scan_groups, 1)
     return kind.mixed_shared / groups * groups_on_rank(groups, layout.tp)
 
 
-def _sums(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
+def _sums(kind: BlockKind, layout: LayoutColumns, unit: int) -> list[Flow]:
     """Return the all-reduces inside a recurrence: of the inputs that are sums over tp ranks, and of their
     gradients."""
     if not np.any(kind.scan_sums):
@@ -191,7 +191,7 @@ def _sums(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     return [_tp("sums inside recurrences", "all_reduce", unit, layout, size, counts)]
 
 
-def _core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
+def _core(kind: BlockKind, layout: LayoutColumns, unit: int) -> list[Flow]:
     """Return the traffic of attention's core (hops of the ring, all-to-alls of Ulysses) and of a recurrence."""
     if not np.any(np.asarray(layout.cp) > 1):
         return []
@@ -199,7 +199,7 @@ def _core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     return [*flows, *_recurrence(kind, layout, unit)] if np.any(kind.scan_heads) else flows
 
 
-def _recurrence(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
+def _recurrence(kind: BlockKind, layout: LayoutColumns, unit: int) -> list[Flow]:
     """Return the all-to-alls of a recurrence over all ranks of cp: of its inputs, so that each rank has whole
     sequences for a part of the heads, and of its result back. If there are more ranks than groups, each gets its
     group (Megatron-LM d98e8a6, core/ssm/mamba_context_parallel.py:119-133)."""
@@ -216,7 +216,7 @@ def _recurrence(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     ]
 
 
-def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
+def _attention_core(kind: BlockKind, layout: LayoutColumns, unit: int) -> list[Flow]:
     """Return the hops of the ring and the all-to-alls of Ulysses."""
     again = np.minimum(layout.full + layout.selective, 1.0)
     ring, u = layout.cp / layout.ulysses, layout.ulysses
@@ -235,7 +235,7 @@ def _attention_core(kind: BlockKind, layout: Layout, unit: int) -> list[Flow]:
     ]
 
 
-def routed_rows(kind: BlockKind, layout: Layout, held: Column) -> Column:
+def routed_rows(kind: BlockKind, layout: LayoutColumns, held: Column) -> Column:
     """Return the number of rows that `held` experts get from the tokens that a rank routes, with perfectly balanced
     choices and no expert beyond its capacity (schedule/layers/routing.py)."""
     tokens, count = layout.tokens / layout.tp, np.maximum(kind.experts, 1)
@@ -248,7 +248,7 @@ def routed_rows(kind: BlockKind, layout: Layout, held: Column) -> Column:
     return np.where(np.asarray(kind.experts_choose) > 0, by_experts, chosen)
 
 
-def expert_flows(kind: BlockKind, unit: int, layout: Layout, policy: Policy) -> list[Flow]:
+def expert_flows(kind: BlockKind, unit: int, layout: LayoutColumns, policy: Policy) -> list[Flow]:
     """Return the traffic of routing: rows to experts and back, counts, choices."""
     copies = np.where(policy.sends_copies > 0, layout.etp, 1.0)
     ranks = layout.ep * copies
@@ -283,7 +283,7 @@ def expert_flows(kind: BlockKind, unit: int, layout: Layout, policy: Policy) -> 
     return flows
 
 
-def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -> Flow:
+def messages(shape: Shape, layout: LayoutColumns, policy: Policy, boundaries: Column) -> Flow:
     """Return the messages of a pipeline over `boundaries` boundaries between chunks on different ranks, forward and
     backward, in a step."""
     whole = carried_bytes(shape, layout)
@@ -293,7 +293,7 @@ def messages(shape: Shape, layout: Layout, policy: Policy, boundaries: Column) -
     return Flow("pp", "send", what, "rank", layout.pp, stride, whole / parts, counts, chain=links)
 
 
-def boundaries(layout: Layout) -> Column:
+def boundaries(layout: LayoutColumns) -> Column:
     """Return the number of boundaries between chunks on different ranks in a whole pipeline; in a V the two middle
     chunks are on one rank."""
     chunks = layout.pp * layout.virtual

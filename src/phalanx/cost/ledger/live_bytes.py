@@ -23,7 +23,7 @@ from phalanx.cost.ledger.layer_flows import carried_bytes, head_slices, kv_heads
 from phalanx.cost.ledger.magnitudes import KEPT_RESULTS
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import PLAIN, Policy
-from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, Layout
+from phalanx.cost.ledger.rank_layout import FORMATS, NARROW, LayoutColumns
 from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.schedule.layers.head import kept_bytes
 
@@ -94,7 +94,7 @@ _PARAMETERS = tuple(f.bits == 8 for f in FORMATS)
 """By FORMATS: whether parameters can be stored in it."""
 
 
-def state_bytes(layout: Layout, keeps: Keeps, zero: Sharding, shards: Column) -> Column:
+def state_bytes(layout: LayoutColumns, keeps: Keeps, zero: Sharding, shards: Column) -> Column:
     """Return bytes of state for each parameter that a rank computes with, sharded over `shards` ranks. Weights and
     gradients are unsharded at ZeRO-1; accumulated gradients are sharded if every micro-batch reduces them; at ZeRO-3
     everything is sharded, except the gradients of a stack that reduces them once a step and accumulates them in the
@@ -125,13 +125,13 @@ def whole_gradient_bytes(keeps: Keeps, zero: Sharding) -> Column:
     return np.asarray(zero.by_unit) * sent * (1 - zero.reduces_each)
 
 
-def operand_bytes(layout: Layout, keeps: Keeps) -> Column:
+def operand_bytes(layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return bytes per element of a product's input when kept for the backward pass."""
     cast = np.choose(np.asarray(layout.format, dtype=int), _OPERAND_BYTES)
     return np.where(np.asarray(keeps.kept_cast) > 0, cast, 2.0)
 
 
-def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
+def cast_weight_bytes(layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return bytes per parameter of a block's products kept in addition to the parameters: their values in 8 bits or
     less, in both orders that the products of both passes need, unless the parameters themselves are such values."""
     kind = np.asarray(layout.format, dtype=int)
@@ -140,17 +140,17 @@ def cast_weight_bytes(layout: Layout, keeps: Keeps) -> Column:
     return np.asarray(keeps.kept_cast) * separate * cast
 
 
-def _ways(layout: Layout) -> Column:
+def _ways(layout: LayoutColumns) -> Column:
     """Return the ranks that share the residual stream's tokens."""
     return np.where(layout.sp > 0, layout.tp, 1)
 
 
-def _gathered_share(layout: Layout, keeps: Keeps) -> Column:
+def _gathered_share(layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return the share of the stream kept in addition to a rank's own tokens, if gathered inputs are kept."""
     return np.asarray(keeps.policy.keeps_gathered) * (1 - 1 / _ways(layout))
 
 
-def _wide(layout: Layout) -> Column:
+def _wide(layout: LayoutColumns) -> Column:
     """Return bytes of a sum or a score: fp32, or wider where activations are."""
     return np.maximum(layout.activation_bytes, 4.0)
 
@@ -167,7 +167,7 @@ class _Widths:
     result: Column
 
 
-def _widths(kind: BlockKind, layout: Layout, keeps: Keeps) -> _Widths:
+def _widths(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> _Widths:
     """Return the widths of attention on a rank."""
     pads = np.asarray(keeps.policy.pads_core) > 0
     key, value = (np.where(pads, kind.core_dim, d) for d in (kind.head_dim, kind.value_dim))
@@ -176,7 +176,7 @@ def _widths(kind: BlockKind, layout: Layout, keeps: Keeps) -> _Widths:
     return _Widths(heads, kv, heads * key, kv * key, kv * np.where(pads, value, values), heads * value)
 
 
-def _attention_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+def _attention_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> tuple[Column, Column]:
     """Return bytes per token that attention keeps, for 2-byte elements: of its core's inputs (queries, keys, values
     and their sources), and of the core (the result, sums, tensors exchanged by Ulysses)."""
     w = _widths(kind, layout, keeps)
@@ -197,7 +197,7 @@ def _attention_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> tuple[Col
     return inputs, result + every * (np.asarray(layout.ulysses) > 1) * (exchanged + returned)
 
 
-def _experts_bytes(kind: BlockKind, layout: Layout, keeps: Keeps, inside: Column, saved: Column) -> Column:
+def _experts_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps, inside: Column, saved: Column) -> Column:
     """Return bytes that experts keep of a micro-batch, for 2-byte elements: rows as they arrive, inside experts, and
     as they return, and the router's bytes. `inside`: bytes per row and inner element; `saved`: bytes per element of
     the input that a cast saves."""
@@ -215,7 +215,7 @@ def _experts_bytes(kind: BlockKind, layout: Layout, keeps: Keeps, inside: Column
     return kept + np.asarray(keeps.every_tensor) * small * 2 / layout.activation_bytes
 
 
-def mixer_kept(kind: BlockKind, layout: Layout) -> Column:
+def mixer_kept(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the elements per token that a recurrence or a convolution keeps on a rank."""
     if not np.any(kind.mixed):
         return 0.0
@@ -223,7 +223,7 @@ def mixer_kept(kind: BlockKind, layout: Layout) -> Column:
     return kind.mixed_kept / layout.tp + kind.mixed_shared_kept / groups * groups_on_rank(groups, layout.tp)
 
 
-def block_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
+def block_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return the bytes that a block's forward pass keeps for its backward pass without recomputation, including its
     input but not its output."""
     moe = kind.routes
@@ -265,7 +265,7 @@ def _mixed(kind: BlockKind) -> Column:
     return np.where(np.asarray(kind.streams) > 1, kind.streams + 1, 0.0)
 
 
-def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
+def freed_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return the bytes of a block that recomputation of its parts frees. Of attention's core: nothing but its scores,
     unless the product after it is repeated too. Of modules:
 
@@ -304,7 +304,7 @@ def freed_bytes(kind: BlockKind, layout: Layout, keeps: Keeps) -> Column:
     return layout.tokens * size * freed
 
 
-def operation_bytes(kind: BlockKind, layout: Layout) -> Column:
+def operation_bytes(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the bytes that a block keeps if recomputation selects operations: its input, attention's result, and the
     results of every second product (queries, values, one of the MLP's first two, its last)."""
     q, v = kind.heads * kind.head_dim, kind.kv_heads * kind.value_dim
@@ -324,7 +324,7 @@ class BlockBytes:
     stored: Column
 
 
-def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
+def live_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> BlockBytes:
     """Return the bytes kept by a block, on average over the model's."""
     kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
     kept = kept + KEPT_RESULTS * 2 * layout.tokens * shape.magnitudes.outputs / layout.tp
@@ -338,7 +338,7 @@ def live_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> BlockBytes:
     return BlockBytes(kept, freed, stored)
 
 
-def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+def sliced_head(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> tuple[Column, Column]:
     """Return (1 if the head processes its tokens in slices, else 0; the bytes that it then keeps from its forward to
     its backward pass in place of logits: the gradient of its weight and, if the stream is split, of other ranks'
     tokens)."""
@@ -352,7 +352,7 @@ def sliced_head(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Col
     return less, wide + of_others
 
 
-def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Column]:
+def end_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> tuple[Column, Column]:
     """Return the bytes kept by embedding and head in addition to logits: the stream that enters the first block, and
     tensors of the last norm. 0 if these are part of the stack's constants."""
     stream = stream_bytes(shape, layout) / _ways(layout)
@@ -362,7 +362,7 @@ def end_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> tuple[Column, Colum
     return every * stream, every * (normed + sums * layout.tokens / _ways(layout))
 
 
-def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
+def gathered_key_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return the bytes of a block's keys and values over the whole sequence, if context parallelism gathers them."""
     if not np.any(keeps.gathers_keys):
         return 0.0
@@ -375,7 +375,7 @@ def gathered_key_bytes(shape: Shape, layout: Layout, keeps: Keeps) -> Column:
     return np.where(ring > 1, keeps.gathers_keys * shape.most(whole), 0.0)
 
 
-def held_micro_batches(layout: Layout, policy: Policy) -> tuple[Column, Column]:
+def held_micro_batches(layout: LayoutColumns, policy: Policy) -> tuple[Column, Column]:
     """Return the number of micro-batches whose activations the first and the last pipeline rank hold at once, of m on
     p ranks of v chunks each. 1f1b: min(m, p) and 1; interleaved, in rounds of g: the first rank runs ahead by
     2 (p - 1) + (v - 1) g chunks, the last by (v - 1) g (Narayanan et al. 2021, section 2.2; Megatron-LM,

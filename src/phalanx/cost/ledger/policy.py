@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.schedule.gradients.sharding import Sharding
 from phalanx.spec.strategy.zero_levels import level_columns
 
@@ -79,7 +79,7 @@ PLAIN = Policy()
 """The default policy."""
 
 
-def sharding(layout: Layout, policy: Policy) -> Sharding:
+def sharding(layout: LayoutColumns, policy: Policy) -> Sharding:
     """Return the Sharding of a layout's columns under a policy."""
     ranks = layout.dp * layout.cp
     declared = level_columns(np.asarray(layout.zero))

@@ -1,4 +1,4 @@
-"""Sizes of a job and a strategy that determine the price of a step, as plain numbers (Layout)."""
+"""Sizes of a job and a strategy that determine the price of a step, as plain numbers (LayoutColumns)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORMAT_INDEX = {
 
 
 @dataclass(frozen=True)
-class Layout:
+class LayoutColumns:
     """The sizes of a strategy and a job. `shards`: ranks over which ZeRO shards. `format`: index into FORMATS.
     `activation_bytes`: bytes of an activation element. `full`, `selective`: share of the blocks whose forward pass,
     or attention core, is recomputed. Strides: see `strides`."""
@@ -123,7 +123,7 @@ class Layout:
         both = np.clip(between, near, far / inner)
         return np.where(np.asarray(self.cp) == 1, self.dp_stride, np.where(self.dp == 1, self.cp_stride, both))
 
-    def on_nodes(self, node: Column) -> Layout:
+    def on_nodes(self, node: Column) -> LayoutColumns:
         """Return the layout on nodes of `node` ranks: groups that straddle them, such as tp=3 on nodes of 8, get a
         stride with as few ranks per node as the worst group has. If possible, ranks are spread equally over racks and
         pods: 256 ranks on racks of 72 are 64 on each of 4."""
@@ -171,8 +171,8 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class PlacedLayout(Layout):
-    """A Layout with ranks placed on GPUs: each axis has the stride with which an even mesh has as many ranks of a
+class PlacedLayout(LayoutColumns):
+    """A layout with ranks placed on GPUs: each axis has the stride with which an even mesh has as many ranks of a
     group in every block. `cp_stride` is that of ulysses."""
 
     data: Column = 1.0
@@ -186,7 +186,7 @@ class PlacedLayout(Layout):
     ring: Column = 1.0
     """Stride of the slowest hop of a ring."""
 
-    def on_nodes(self, node: Column) -> Layout:
+    def on_nodes(self, node: Column) -> LayoutColumns:
         """Return this layout: its strides already account for the nodes."""
         return self
 
@@ -243,7 +243,7 @@ class Stages:
     """Index of the first rank with `most` blocks if the first has fewer; else 1."""
 
 
-def stages(shape: Shape, layout: Layout, balanced: Column) -> Stages:
+def stages(shape: Shape, layout: LayoutColumns, balanced: Column) -> Stages:
     """Return the spread of blocks over pipeline ranks: even by count, or, if `balanced`, by work, as in
     `blocks_by_work`."""
     most = np.ceil(shape.layers / layout.pp)  # with several chunks per rank too: longer ones go round-robin
@@ -286,7 +286,7 @@ def _head_in_blocks(shape: Shape) -> Column:
     return shape.vocab * shape.hidden / shape.mean(lambda kind: kind.active_params)
 
 
-def stages_by_work(shape: Shape, layout: Layout) -> Stages:
+def stages_by_work(shape: Shape, layout: LayoutColumns) -> Stages:
     """Return the spread of blocks over pipeline ranks by our own partition (schedule/partition/balance.py): the
     fewest possible on the fullest rank, with the head counted in blocks; the head's rank (the first one in a V) has
     the remainder. Prescribed blocks stay."""
@@ -318,7 +318,7 @@ _HEAVIER = np.array([1.5 * max(16 / f.bits, 1.0) for f in FORMATS])
 stay in 16 bits where a block's are narrow."""
 
 
-def least_cut_layout(shape: Shape, layout: Layout) -> Layout:
+def least_cut_layout(shape: Shape, layout: LayoutColumns) -> LayoutColumns:
     """Return layouts with at most as many blocks on each rank as under any balanced or equal cut, for a lower bound
     on the memory of all cuts: on the fullest rank the mean rounded up, on the first one at most the mean, and on the
     head's rank the mean less the blocks for which the head may count. Prescribed blocks stay."""
@@ -348,13 +348,13 @@ def strides(s: Strategy) -> dict[str, int]:
     return result
 
 
-def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> Layout:
-    """Return the Layout of one strategy. Raises KeyError for a number format without a price."""
+def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") -> LayoutColumns:
+    """Return the LayoutColumns of one strategy. Raises KeyError for a number format without a price."""
     m, number, stride = s.accumulation(job), schedule_number(s.schedule), strides(s)
     first, last = micro_batches_in_flight(number, m, s.pp)
     chunks = float(chunks_per_rank(number, s.virtual)) if s.pp > 1 else s.virtual
     again = recomputation_of(encode(s.recompute), layers, s.pp * chunks)
-    return Layout(
+    return LayoutColumns(
         tp=s.tp,
         sp=float(s.sp),
         pp=s.pp,

@@ -11,7 +11,7 @@ from phalanx.cost.analytic.host_memory import host_bytes
 from phalanx.cost.analytic.state_parts import StatePerParameter, state_of
 from phalanx.cost.ledger.flops import hardware_flops, model_flops
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.frameworks.registry import facts, row_of
 from phalanx.planning.explain.lint import changed_fields
 from phalanx.planning.explain.targets import BUBBLE, EXPOSED, IMBALANCE, MFU, OVERLAP, Target
@@ -121,7 +121,7 @@ class AnalyticSubject:
         return flows(self.pricing, self.strategy)
 
     @cached_property
-    def _layout(self) -> Layout:
+    def _layout(self) -> LayoutColumns:
         """The strategy's layout, in columns of one row."""
         return self.pricing.layout(columns_of([self.strategy]))
 

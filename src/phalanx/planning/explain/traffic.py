@@ -20,7 +20,7 @@ from phalanx.cost.ledger.flow import Held, some_blocks, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, outer_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.policy import sharding
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.strategy_columns import columns_of
 from phalanx.spec.strategy.mesh import mesh
@@ -134,7 +134,7 @@ def _rows(
     of times each is issued. `crossed`: boundaries between chunks over which it sends, in each direction; `tied`:
     whether it shares the embedding with the other end."""
     shape, profile = pricing.shape, pricing.profile
-    layout: Layout = pricing.layout(columns_of([s])).on_nodes(pricing.system.tiers[0].ranks)
+    layout: LayoutColumns = pricing.layout(columns_of([s])).on_nodes(pricing.system.tiers[0].ranks)
     stride = layout.data_stride(pricing.system.tiers[0].ranks)
     types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
     how = sharding(layout, profile.policy)

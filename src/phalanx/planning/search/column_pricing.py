@@ -26,7 +26,7 @@ from phalanx.cost.ledger.pipeline_formulas import (
     splits_backward,
     v_shaped,
 )
-from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, Layout, least_cut_layout
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, LayoutColumns, least_cut_layout
 from phalanx.cost.ledger.recomputed import recomputation_of
 from phalanx.frameworks.registry import DOCUMENTED, facts, priced_stack
 from phalanx.frameworks.stack import Stack, counted
@@ -129,7 +129,7 @@ class Pricing:
         own = {name: getattr(self.extra, name) for name in OPTION_FIELDS} | facts(self.model, self.job)
         return own | counted(self.extra, self.model.layers) | {"gpus_per_node": self.cluster.ranks_per_node}
 
-    def layout(self, rows: Strategies) -> Layout:
+    def layout(self, rows: Strategies) -> LayoutColumns:
         """Translate rows into the columns that the formulas read, as rank_layout.layout does for one strategy."""
 
         def as_float(column: Ints) -> Floats:
@@ -140,7 +140,7 @@ class Pricing:
         stride = _strides(rows)
         virtual = chunks_per_rank(rows.schedule, rows.virtual)
         again = recomputation_of(rows.recompute, self.model.layers, rows.pp * virtual)
-        even = Layout(
+        even = LayoutColumns(
             tp=as_float(rows.tp),
             sp=as_float(rows.sp),
             pp=as_float(rows.pp),
@@ -207,7 +207,7 @@ class Pricing:
         """Bytes of the fullest rank by term, with the CPU launching ahead of the GPU."""
         return memory(self.shape, self.layout(rows), self.profile)
 
-    def held(self, how: Layout) -> Column:
+    def held(self, how: LayoutColumns) -> Column:
         """Peak reserved bytes of the fullest rank of each element of a layout."""
         return memory(self.shape, how, self.profile).reserved
 

@@ -14,7 +14,7 @@ from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import TERM_NAMES, Step
 from phalanx.cost.analytic.step import step as step_of
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.rank_layout import Layout
+from phalanx.cost.ledger.rank_layout import LayoutColumns
 from phalanx.planning.search import strategy_columns
 from phalanx.planning.search.column_pricing import Floats, Pricing
 from phalanx.schedule.pipeline.given_layout import Blocks, ends_of
@@ -103,7 +103,7 @@ def _join_profiles(profiles: Sequence[Profile], each: int) -> Profile:
     return replace(profiles[0], **changes)
 
 
-def layout_of(pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()) -> Layout:
+def layout_of(pricing: Pricing, strategies: Sequence[Strategy], cuts: Sequence[Blocks | None] = ()) -> LayoutColumns:
     """Translate strategies into the columns that the formulas read, including the blocks of the first, the fullest
     and the last pipeline rank if a strategy's `layers` lists blocks, or `cuts` does: for each strategy the blocks of
     each chunk, or None."""
