@@ -116,7 +116,7 @@ _LEFT_OUT = {
     "llm-foundry/dense": 8,
     "megatron-sc21/dense": 6,
     "nemo-megatron-bridge/dense": 9,
-    "nemo-megatron-bridge/MoE": 11,
+    "nemo-megatron-bridge/MoE": 11.5,
     "nemo-megatron-bridge/hybrid": 6,
     "nvidia-dgxc-benchmarking/dense": 3,
     "nvidia-dgxc-benchmarking/JAX": 7,
