@@ -212,6 +212,20 @@ def test_axes_fit_their_data() -> None:
             assert sum(low * 0.999 <= v <= high * 1.001 for v in values) >= 0.8 * len(values), axis
 
 
+def test_a_mark_is_a_point_of_its_curve() -> None:
+    """Of the curve in its colour, between two of its points; a grey mark is on any of them."""
+    panels = [panel for name in NAMES for panel in _picture(name).panels if isinstance(panel, Lines)]
+    held = 0
+    for panel in (panel for panel in panels if any(len(s.points) > 1 for s in panel.series)):
+        for m in panel.marks:
+            of = [s for i, s in enumerate(panel.series) if m.colour == 7 or m.colour in (s.colour, i)]
+            ends = [(*sorted((a[0], b[0])), *sorted((a[1], b[1]))) for s in of for a, b in pairwise(s.points)]
+            near = 1 + 1e-9
+            held += 1
+            assert any(x <= m.x <= x1 and y / near <= m.y <= y1 * near for x, x1, y, y1 in ends), m
+    assert held > 20
+
+
 def test_blocks_of_a_lane_follow_each_other() -> None:
     panels = [panel for name in NAMES for panel in _picture(name).panels if isinstance(panel, Timeline)]
     assert panels

@@ -7,9 +7,10 @@ import re
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from phalanx.cli.terminal import console
-from phalanx.report.style import print_fitted, size, table
+from phalanx.report.style import pieces, print_fitted, size, table
 
 _LINE = "dp=16,zero=2,shard=2,tp=2,sp=1,pp=2,virtual=16,schedule=interleaved,micro_batch=4,order=dp/pp/cp/tp"
 
@@ -57,6 +58,36 @@ def test_piped_tables_are_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatc
 def test_a_table_that_fits_is_one() -> None:
     assert _printed(300).count("family") == 1
     assert _printed(80).count("family") > 1  # cut in several, each with its key
+
+
+@pytest.mark.parametrize("keys", [1, 2, 3])
+@pytest.mark.parametrize("width", [8, 20, 30, 40, 55, 80, 200])
+def test_a_table_that_is_cut_keeps_its_keys_and_each_column_once(width: int, keys: int) -> None:
+    """Keys are repeated, the last of them left out only where the widest column would find no room behind them; no
+    part is wider than the terminal, but one of two columns that are."""
+    heads = ("family", "parallelism", "quantity", *(f"figure{i}" for i in range(6)))
+    rows = [tuple(f"{head}-of-{row}" for head in heads) for row in ("one", "another")]
+    grid = table("", *heads, left=heads[:3])
+    for row in rows:
+        grid.add_row(*row)
+    seen: list[str] = []
+    repeated = []
+    for part in pieces(grid, width, keys):
+        assert isinstance(part, Table)
+        names = [str(column.header) for column in part.columns]
+        again = [name for name in names if name in seen]
+        assert again == names[: len(again)] == list(heads[: len(again)])
+        repeated += [len(again)] if seen else []
+        seen += names[len(again) :]
+        for column, name in zip(part.columns, names, strict=True):
+            assert list(column.cells) == [row[heads.index(name)] for row in rows]
+        whole = sum(max(map(len, map(str, column.cells))) + 3 for column in part.columns) - 1
+        assert whole <= width or len(names) <= 2
+    assert seen == list(heads)
+    # Each column with a gap of three behind it, and an edge on either side.
+    widths = [len(f"{head}-of-another") + 3 for head in heads]
+    room = [n for n in range(2, keys + 1) if sum(widths[:n]) + max(widths) - 1 <= width]
+    assert set(repeated) <= {max([1, *room])}
 
 
 def test_a_sentence_is_broken_before_a_name_is() -> None:

@@ -17,17 +17,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.answers import presets
+from phalanx.answers.plan import decide, job_plan, with_strategy
 from phalanx.planning.expense.expense import Expense
 from phalanx.planning.lookup import cluster_named
 from phalanx.planning.placement import axis_groups, default_placement
 from phalanx.planning.stragglers.timelines import SimulatedRank, SimulatedSpan
+from phalanx.planning.tables.table import Sheet
 from phalanx.report import expense, mesh, models, plan, read
 from phalanx.report.gallery.collectives import _crossing, family
+from phalanx.report.gallery.mesh import cube
 from phalanx.report.html import plan as page_of_plan
 from phalanx.report.measured import runs
 from phalanx.report.pictures.figure import Node, Tree
 from phalanx.report.simulation import write_trace
 from phalanx.schedule.collectives.registry import ALGORITHMS
+from phalanx.spec.files import job_file
 from phalanx.spec.strategy.spec import Strategy, parse
 
 
@@ -54,6 +58,29 @@ def test_all_ranks_of_a_node_are_drawn_whatever_the_width(line: str, axis: str, 
     table = [tuple(row)[:3] for row in mesh.axes(placed).rows]
     assert table == [(g.axis, g.size, g.groups) for g in axis_groups(placed)]
     assert all(size * groups == 32 for _, size, groups in table)
+
+
+@pytest.mark.parametrize("line", ["tp=2", "tp=4,dp=8", "tp=3,dp=2,pp=4", "tp=2,cp=2,dp=3,pp=2", "tp=4,pp=2,dp=16"])
+def test_slices_of_a_cube_have_their_ranks_in_columns_as_narrow_as_the_last(line: str) -> None:
+    """One blank before the last rank, and each rank ends where the one above it does; nodes are drawn alike."""
+    placed = default_placement(Strategy(**parse(line)), cluster_named("dgx-h100")(128))
+    (depth, rows, _), ranks = cube(placed)
+    *lines, note = mesh.slices(placed)
+    heads = [text for text in lines if not text.startswith(" ")]
+    assert heads == ([f"{depth} {i}" for i in range(len(ranks))] if depth else [])
+    drawn = [text.removeprefix(f"  {rows} ") if rows else text for text in lines if text.startswith(" ")]
+    cells = [re.findall(r" *\d+", re.sub(r"^\d+", "", text) if rows else text) for text in drawn]
+    assert [list(map(int, own)) for own in cells] == [own.tolist() for plane in ranks for own in plane]
+    cell = len(str(placed.world - 1)) + 1
+    assert {len(text) for own in cells for text in own[1:]} <= {cell}
+    assert note.startswith("columns: ")
+    of_nodes = mesh.nodes(placed, "tp", 200).plain.splitlines()[:-1]
+    names = [placed.topology.hosts[host] for host, _ in placed.ranks_by_host()]
+    widest = max(map(len, names))
+    for text, name, (_, own) in zip(of_nodes, names, placed.ranks_by_host(), strict=True):
+        first = text[widest + 1 :].replace("|", " ")
+        assert text.startswith(name)
+        assert first.startswith("".join(f"{rank:>{cell}}" for rank in own.tolist()))
 
 
 @pytest.mark.parametrize("line", ["tp=3,dp=8", "tp=4,dp=6", "dp=3,tp=2,pp=4", "cp=6,pp=4"])
@@ -223,6 +250,27 @@ def test_loads_of_experts_are_drawn_where_there_is_room(experts: int) -> None:
     ]
     assert {len(row) for row in sheet.rows} == {len(sheet.columns)} == {3 + bars}
     assert ("a bar per expert" in sheet.note) == bars
+
+
+@pytest.mark.parametrize("line", ["dp=8", "pp=4", "pp=2,virtual=2,schedule=interleaved"])
+def test_chunks_of_a_job_are_led_by_the_imbalance_of_their_ranks(tmp_path: Path, line: str) -> None:
+    """The slowest rank's seconds, which are said, over the mean of all ranks'; without a pipeline there are none."""
+    preset = 'model.preset = "gpt2"\ncluster = { preset = "dgx-h100", nodes = 1 }\n'
+    (tmp_path / "job.toml").write_text(f"{preset}job = {{ global_batch = 8, seq = 512 }}\n")
+    file = with_strategy(job_file.load(tmp_path / "job.toml", ()), f"{line},micro_batch=1")
+    shown = plan.job_plan(job_plan(decide(file)))
+    led = [(str(part), sheet) for part, sheet in pairwise(shown.parts) if str(part).startswith("chunks: ")]
+    assert len(led) == (line != "dp=8")
+    for words, sheet in led:
+        assert isinstance(sheet, Sheet)
+        of_ranks: dict[int, float] = {}
+        for row in sheet.records():
+            of_ranks[row["rank"]] = of_ranks.get(row["rank"], 0.0) + row["micro_batch_s"]
+        slowest, mean = max(of_ranks.values()), sum(of_ranks.values()) / len(of_ranks)
+        said = re.fullmatch(r"chunks: the slowest rank computes ([\d.]+) ms .*; imbalance ([\d.]+)%", words)
+        assert said is not None
+        assert float(said[1]) == pytest.approx(1e3 * slowest, rel=6e-3)
+        assert float(said[2]) == pytest.approx(100 * (slowest / mean - 1), abs=0.051)
 
 
 @pytest.mark.parametrize("groups", [(), ((4, 1),), ((4, 1), (8, 2), (4, 1))])

@@ -8,6 +8,7 @@ from phalanx.cost.ledger.flops import model_flops
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.search import refine, strategy_columns
 from phalanx.planning.search.priced import price
+from phalanx.report.plots import panels_of
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.textbook import case_studies
@@ -89,3 +90,9 @@ def test_what_was_published_is_said_without_a_search():
     assert list(said) == [c.name for c in CASES]
     assert said["GPT-3 175B"][-1] == "OpenAI's own layout was never published: this is Megatron's"
     assert all(said[name][1] == "not published" for name in said if name.startswith("LLaMA"))
+
+
+def test_what_was_not_published_is_no_bar_of_nothing():
+    published = fact_sheet()
+    assert any(None in row[2:6] for row in published.rows)
+    assert panels_of(published) == []
