@@ -61,15 +61,18 @@ def test_a_table_that_fits_is_one() -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 2, 3])
-@pytest.mark.parametrize("width", [8, 20, 30, 40, 55, 80, 200])
+@pytest.mark.parametrize("width", [8, 20, 30, 40, 55, 66, 69, 80, 200])
 def test_a_table_that_is_cut_keeps_its_keys_and_each_column_once(width: int, keys: int) -> None:
     """Keys are repeated, the last of them left out only where the widest column would find no room behind them; no
-    part is wider than the terminal, but one of two columns that are."""
+    part is wider than the terminal, but one of two columns that are; the next column had no room in it (of 66
+    characters three fill all, of 69 two keys and the widest)."""
     heads = ("family", "parallelism", "quantity", *(f"figure{i}" for i in range(6)))
     rows = [tuple(f"{head}-of-{row}" for head in heads) for row in ("one", "another")]
     grid = table("", *heads, left=heads[:3])
     for row in rows:
         grid.add_row(*row)
+    # Each column with a gap of three behind it, and an edge on either side.
+    widths = [len(f"{head}-of-another") + 3 for head in heads]
     seen: list[str] = []
     repeated = []
     for part in pieces(grid, width, keys):
@@ -81,11 +84,10 @@ def test_a_table_that_is_cut_keeps_its_keys_and_each_column_once(width: int, key
         seen += names[len(again) :]
         for column, name in zip(part.columns, names, strict=True):
             assert list(column.cells) == [row[heads.index(name)] for row in rows]
-        whole = sum(max(map(len, map(str, column.cells))) + 3 for column in part.columns) - 1
+        whole = sum(widths[heads.index(name)] for name in names) - 1
         assert whole <= width or len(names) <= 2
+        assert len(seen) == len(heads) or whole + widths[len(seen)] > width
     assert seen == list(heads)
-    # Each column with a gap of three behind it, and an edge on either side.
-    widths = [len(f"{head}-of-another") + 3 for head in heads]
     room = [n for n in range(2, keys + 1) if sum(widths[:n]) + max(widths) - 1 <= width]
     assert set(repeated) <= {max([1, *room])}
 
