@@ -60,6 +60,7 @@ _FORMS = {
             "memory",
             "speculate",
             "adapters",
+            "graphs",
             "price",
             "rates",
             "requests",

@@ -135,7 +135,9 @@ def with_expense(
     """Return the prediction with the length and expense of a whole training. Raises InputError."""
     rates = rates_of(q, line)
     p = prediction_of(q, lengths)
-    training = training_of(q, p.tokens_per_s * p.step_time_s, p.step_time_s, tokens)
+    job = (q.exact or q.pricing).job
+    step_tokens = job.global_batch * job.seq if lengths is None else p.tokens_per_s * p.step_time_s
+    training = training_of(q, step_tokens, p.step_time_s, tokens)
     cost = expense(q, p.tokens_per_s, rates, training)
     if p.step_time_low_s is not None and p.step_time_high_s is not None:
         cost = with_interval(cost, p.step_time_low_s / p.step_time_s, p.step_time_high_s / p.step_time_s)
