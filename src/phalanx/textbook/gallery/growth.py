@@ -99,7 +99,7 @@ def growth() -> Picture:
     )
     law = Lines(
         PlotAxis("parameters N", "parameters", log=True, low=1e7, high=1e12),
-        PlotAxis("loss, nats a token", low=1.5, high=5.0),
+        PlotAxis("loss, nats a token", low=1.5, high=5.5),
         tuple(Series(name, [(n, loss(n, tokens(n))) for n in sizes]) for name, tokens in ways),
         head=f"L(N, D) = {LAW.entropy} + {LAW.a:g} / N^{LAW.alpha} + {LAW.b:g} / D^{LAW.beta}",
         height=240,
