@@ -22,7 +22,7 @@ from phalanx.cost.ledger.live_bytes import block_bytes
 from phalanx.cost.ledger.model_shape import shape
 from phalanx.cost.ledger.pipeline_formulas import bubble, micro_batches_in_flight, schedule_number
 from phalanx.cost.ledger.policy import Policy
-from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, layout
+from phalanx.cost.ledger.rank_layout import FORMAT_INDEX, blocks_by_work, layout
 from phalanx.cost.pipeline_time import Costs, price
 from phalanx.frameworks.registry import STACKS
 from phalanx.schedule.pipeline.schedules import SCHEDULES, build
@@ -123,6 +123,16 @@ def test_state_by_zero_stage() -> None:
 def test_shapes_count_the_parameters_of_every_model(name: str) -> None:
     spec = model(name)
     assert shape(spec).params == pytest.approx(spec.parameter_count, rel=2e-4)  # but for a norm's weights
+
+
+@pytest.mark.parametrize("vocab", [32_000, 500_000, 5_000_000])
+@pytest.mark.parametrize("pp", [2, 3, 8, 16, 31])
+def test_blocks_by_work_leave_none_of_the_middle_ranks_idle(pp: int, vocab: int) -> None:
+    """However heavy the head is, and the more it weighs, the fewer blocks its rank has."""
+    blocks, lighter = (blocks_by_work(shape(replace(model(), vocab=v)), pp) for v in (vocab, 1000))
+    assert (len(blocks), sum(blocks)) == (pp, model().layers)
+    assert min(blocks[:-1]) >= 1
+    assert 0 <= blocks[-1] <= lighter[-1]
 
 
 def test_flops_are_near_6n_where_attention_is_small() -> None:

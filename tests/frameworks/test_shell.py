@@ -215,6 +215,11 @@ def test_a_run_that_succeeds_passes_its_guards() -> None:
     assert by_us("show a; exit; show b") == by_us("show a; exit 0; show b") == [["a"]]
 
 
+@pytest.mark.parametrize("shell", ["bash", "sh"])
+def test_text_that_is_piped_into_a_shell_is_run(shell: str) -> None:
+    assert by_us(f"A=2; echo 'show 1; show '$A | {shell}; show 3") == [["1"], ["2"], ["3"]]
+
+
 def test_scripts_that_it_runs_and_writes_are_read() -> None:
     inside = {"env.sh": "TP=4", "train.sh": 'run --tp $TP "$@"'}
     script = (

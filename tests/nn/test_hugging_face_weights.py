@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from phalanx.nn.hugging_face import container, files
 from phalanx.nn.hugging_face.names import is_buffer, plain_name, sources
 from phalanx.nn.init import create, fill_buffers, initial_source, restrict_to_rank
 from phalanx.nn.weight_files import open_weights
+from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job
 from phalanx.spec.model.spec import parameters
 from phalanx.spec.strategy.spec import Strategy
@@ -197,3 +200,12 @@ def test_older_files_are_read_the_same(theirs, tmp_path: Path) -> None:  # type:
             whole = files.read(new, spec).slice(p.fqn, 0, p.numel)
             assert torch.equal(old.slice(p.fqn, 0, p.numel), whole)
             assert torch.equal(one.slice(p.fqn, 0, p.numel), whole)
+
+
+@pytest.mark.parametrize(("shape", "size"), [([2, 3], 20), ([2, 3], 28), ([-2, -3], 24), ([2, 3, 0], 24)])
+def test_a_tensor_has_as_many_bytes_as_its_shape_needs(tmp_path: Path, shape: list[int], size: int) -> None:
+    header = json.dumps({"weight": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(size))
+    with pytest.raises(InputError, match=rf"weight has {size} bytes, its shape {re.escape(str(shape))} in F32 needs"):
+        container.contents(file)

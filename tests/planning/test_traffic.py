@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from phalanx.cost.step.expand import expand
+from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import ExactSubject
 from phalanx.planning.explain.program_traffic import bytes_sent
 from phalanx.planning.explain.traffic import job_flows
 from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.tables.communication import exact_sheet
+from phalanx.planning.tables.communication import exact_sheet, sheet
 from phalanx.schedule.event import INSIDE
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster.presets import preset
@@ -89,6 +91,17 @@ def test_an_inner_rank_sends_no_gradients_of_the_embedding(line: str) -> None:
     assert 2 * (by["inner ranks"] + by["both ends"]) * s.world / 4 == pytest.approx(
         sum(row.job for row in rows), rel=1e-4
     )
+
+
+@pytest.mark.parametrize("slow", ["nvlink", "infiniband"])
+def test_messages_are_bound_by_the_latency_of_their_own_links(slow: str) -> None:
+    """Where links of one kind take a second to start, all their messages are bound by it, and no others."""
+    p = _asked("llama2-7b", 32)
+    tiers = [replace(t, latency_s=1.0 if t.name == slow else 0.0) for t in p.cluster.tiers]
+    waits = replace(p, cluster=replace(p.cluster, tiers=tuple(tiers)))
+    rows = sheet(AnalyticSubject(lambda _: waits, Strategy(dp=4, tp=8, zero=1), 32)).records()
+    assert {row["links"] for row in rows} == {"nvlink", "infiniband"}
+    assert {row["links"] for row in rows if row["bound_by"] == "latency"} == {slow}
 
 
 def test_replicas_and_sharded_optimizers_send_equally_many_bytes() -> None:
