@@ -311,6 +311,6 @@ def test_replicas_evaluate_different_numbers_of_sequences(pool: Pool) -> None:
     """A replica that has no more takes part in the passes of the others, whose tokens go to its experts."""
     spec, job = model(), Job(2, 8, Precision("float64"))
     alone = pool.run(1, rank_cases.evaluates_unevenly, spec, job, strategy("dp=1"))[0]
-    for line in ("dp=2,ep=2", "dp=2,ep=2,zero=2", "dp=2,tp=2,ep=4"):
+    for line in ("dp=2,ep=2", "dp=2,ep=2,zero=2", "dp=2,tp=2,ep=4", "dp=2,cp=2,zero=3", "dp=2,pp=2,zero=3"):
         s = strategy(line)
         assert pool.run(s.world, rank_cases.evaluates_unevenly, spec, job, s) == pytest.approx([alone] * s.world)

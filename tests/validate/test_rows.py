@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from phalanx.validate.collectives import point
-from phalanx.validate.from_row import case
+from phalanx.validate.from_row import _options, case
 from phalanx.validate.models import Unspecified
 from phalanx.validate.prediction_error import compare
 from phalanx.validate.records import RUNS, RUNS_2026, Row, load
@@ -171,3 +171,19 @@ def test_experts_are_divided_only_where_there_are_any_and_by_who_does_so_unasked
             assert strategy.etp == 1 or "Megatron" in framework or "NeMo" in framework, framework
         seen.add((moe, strategy.etp > 1))
     assert seen >= {(False, False), (True, False), (True, True)}
+
+
+@pytest.mark.parametrize(
+    ("said", "modules"),
+    [
+        ("", "linear"),
+        ("dora rank 8, target_modules: [linear_qkv]", "attention"),
+        ("target_modules: [q_proj, v_proj]", "attention"),
+        ("target_modules: [linear_qkv, linear_fc1]", "linear"),
+        ("target_modules: [q_proj, up_proj]", "linear"),
+        ("target_modules: [all-linear]", "linear"),
+    ],
+)
+def test_adapters_of_a_row_are_on_the_modules_that_it_names(said: str, modules: str) -> None:
+    assert _options(Row({"task": "sft-lora", "peft": said})).lora_targets == modules
+    assert _options(Row({"task": "sft", "peft": said})).lora == 0
