@@ -32,7 +32,7 @@ from torch import Tensor
 from phalanx.cost.step.generation import TOKENS
 from phalanx.infer.sampling import Sampling, choose
 from phalanx.nn import vocab_parallel
-from phalanx.nn.attention import Continuation, Read
+from phalanx.nn.attention import Read, SlotGroup
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.init import create, fill_buffers, initial_source, restrict_to_rank
 from phalanx.nn.weight_source import Weights
@@ -117,7 +117,7 @@ class PagedCache:
         """End the step; cached tokens and states stay."""
         self._batch, self._held, self.wanted = Batch(()), dict[int, CacheSeat](), None
         self._reads: dict[int | None, tuple[Read, ...]] = {}
-        self._continuations: tuple[Continuation, ...] = ()
+        self._continuations: tuple[SlotGroup, ...] = ()
         self._places: dict[int | None, dict[int, Tensor]] = {}
         self._writes: dict[int | None, Tensor] = {}
         self.positions = torch.empty(0, dtype=torch.int64)
@@ -139,23 +139,23 @@ class PagedCache:
         flat = read.index.view(-1)
         return tuple(t.index_select(0, flat).unflatten(0, read.index.shape) for t in self.memory[block])
 
-    def continuations(self) -> tuple[Continuation, ...]:
+    def continuations(self) -> tuple[SlotGroup, ...]:
         if not self._continuations:
             parts, row = [], 0
             for slots, _ in reads(self._batch, None):
                 rows = slice(row, row := row + sum(s.new for s in slots))
                 seats = torch.tensor([self._held[s.request].seat for s in slots], device=self.device)
-                parts.append(Continuation(rows, seats, not slots[0].past))
+                parts.append(SlotGroup(rows, seats, not slots[0].past))
             self._continuations = tuple(parts)
         return self._continuations
 
-    def recall(self, block: int, slots: Continuation) -> tuple[Tensor, Tensor | None]:
+    def recall(self, block: int, slots: SlotGroup) -> tuple[Tensor, Tensor | None]:
         inputs, states = self.inputs[block], self.states.get(block)
         if slots.begins:
             return inputs.new_zeros(len(slots.seats), *inputs.shape[1:]), None
         return inputs[slots.seats], None if states is None else states[slots.seats]
 
-    def keep(self, block: int, slots: Continuation, inputs: Tensor, state: Tensor | None = None) -> None:
+    def keep(self, block: int, slots: SlotGroup, inputs: Tensor, state: Tensor | None = None) -> None:
         self.inputs[block][slots.seats] = inputs
         if state is not None:
             self.states[block][slots.seats] = state

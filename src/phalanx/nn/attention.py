@@ -37,7 +37,7 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Continuation:
+class SlotGroup:
     """Slots of a step of generation whose recurrences continue together. `rows`: as in Read; `seats` (slots,): their
     places in the cache; `begins`: whether their tokens are the first of their texts."""
 
@@ -69,16 +69,16 @@ class Cache(Protocol):
         """Return the cached tensors of a group, (slots, keys, ...) each, in the order of `extend`."""
         ...
 
-    def continuations(self) -> Sequence[Continuation]:
+    def continuations(self) -> Sequence[SlotGroup]:
         """Return the groups of slots that continue together, in order of their rows."""
         ...
 
-    def recall(self, block: int, slots: Continuation) -> tuple[Tensor, Tensor | None]:
+    def recall(self, block: int, slots: SlotGroup) -> tuple[Tensor, Tensor | None]:
         """Return (a group's last inputs of the convolution, (slots, taps - 1, channels); its states, (slots, ...), or
         None: zeros, or the block has no recurrence)."""
         ...
 
-    def keep(self, block: int, slots: Continuation, inputs: Tensor, state: Tensor | None = None) -> None:
+    def keep(self, block: int, slots: SlotGroup, inputs: Tensor, state: Tensor | None = None) -> None:
         """Store the inputs and states that the next step recalls, shaped as `recall` returns them."""
         ...
 

@@ -40,8 +40,8 @@ NO_MODULES = Modules()
 
 
 @dataclass(frozen=True)
-class Recomputation:
-    """Recomputation of blocks, as fields of Layout."""
+class RecomputationColumns:
+    """Recomputation of blocks, as fields of LayoutColumns."""
 
     full: Column
     selective: Column
@@ -50,7 +50,7 @@ class Recomputation:
     modules: Modules
 
 
-def recomputation_of(codes: Column, layers: Column, chunks: Column) -> Recomputation:
+def recomputation_of(codes: Column, layers: Column, chunks: Column) -> RecomputationColumns:
     """Decode `recompute` (spec/strategy/recompute.py) for a model of `layers` blocks in `chunks` chunks over all
     pipeline ranks."""
     kind, count, bits = decode(codes)
@@ -64,4 +64,4 @@ def recomputation_of(codes: Column, layers: Column, chunks: Column) -> Recomputa
     if np.any(bits > 1):
         flags = {name: 1.0 * (bits >> i & 1) for i, name in enumerate(MODULES) if name != "core_attn"}
         modules = Modules(**flags)
-    return Recomputation(full, core, np.where(kind == _UNIFORM, count, 1.0), modules)
+    return RecomputationColumns(full, core, np.where(kind == _UNIFORM, count, 1.0), modules)

@@ -27,7 +27,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from phalanx.nn.attention import Cache, Continuation
+from phalanx.nn.attention import Cache, SlotGroup
 from phalanx.nn.functional import accumulate_dtype
 from phalanx.nn.gated_norm import Gate, gated_rms_norm
 from phalanx.nn.norms import RMSNorm
@@ -123,7 +123,7 @@ class PastMixer(nn.Module):
         return cast("list[Filters]", list(self.conv.values())) if hasattr(self, "conv") else []
 
 
-def slot_tokens(part: Tensor, slots: Continuation) -> Tensor:
+def slot_tokens(part: Tensor, slots: SlotGroup) -> Tensor:
     """Return the tokens of a group of slots, (slots, new, channels), out of the (1, tokens, channels) of a step."""
     return part[:, slots.rows].view(len(slots.seats), -1, part.shape[2])
 
