@@ -121,6 +121,13 @@ def follow(module: ast.Module) -> FollowedProgram:
     return follower.program
 
 
+def result_of(module: ast.Module, function: str) -> Any:
+    """Return what a function of a file returns when it is called without arguments. Raises InputError as follow."""
+    follower = _Follower({f.name: f for f in module.body if isinstance(f, ast.FunctionDef)})
+    follower.run(module.body, follower.globals)
+    return follower.call(function, [], {})
+
+
 class _Returned(Exception):
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -186,7 +193,7 @@ class _Follower:
 
     def _branch(self, line: ast.If, values: dict[str, Any]) -> None:
         test = self.value(line.test, values)
-        if _is_open(test):
+        if is_open(test):
             said = f"line {line.lineno}: {ast.unparse(line.test)[:_LONGEST]} decides in a run, taken as false"
             self.program.notes.append(said)
             test = False
@@ -246,7 +253,7 @@ class _Follower:
             return self._call(x, values)
         if isinstance(x, ast.IfExp):
             test = self.value(x.test, values)
-            return _OPEN if _is_open(test) else self._known(x.body if test else x.orelse, values)
+            return _OPEN if is_open(test) else self._known(x.body if test else x.orelse, values)
         if isinstance(x, ast.Subscript):
             held, key = self.value(x.value, values), self.value(x.slice, values)
             return held.get(key, _OPEN) if isinstance(held, dict) and isinstance(key, str) else _OPEN
@@ -256,7 +263,7 @@ class _Follower:
         if isinstance(x, ast.UnaryOp):
             value = self.value(x.operand, values)
             if isinstance(x.op, ast.Not):
-                return _OPEN if _is_open(value) else not value
+                return _OPEN if is_open(value) else not value
             return -value if isinstance(x.op, ast.USub) and isinstance(value, int | float) else _OPEN
         if isinstance(x, ast.BinOp):
             pair = [self.value(side, values) for side in (x.left, x.right)]
@@ -266,7 +273,7 @@ class _Follower:
             return done(*pair) if done and counts and not zero else _OPEN
         if isinstance(x, ast.Compare) and len(x.ops) == 1 and type(x.ops[0]) in _COMPARED:
             pair = [self.value(side, values) for side in (x.left, x.comparators[0])]
-            return _OPEN if any(map(_is_open, pair)) else _COMPARED[type(x.ops[0])](*pair)
+            return _OPEN if any(map(is_open, pair)) else _COMPARED[type(x.ops[0])](*pair)
         return _OPEN
 
     def _dictionary(self, x: ast.Dict, values: dict[str, Any]) -> dict[str, Any]:
@@ -336,5 +343,6 @@ class _Follower:
 _OPEN = object()
 
 
-def _is_open(value: Any) -> bool:
+def is_open(value: Any) -> bool:
+    """Whether a value is one that only a run has."""
     return (isinstance(value, str) and value.startswith("$")) or isinstance(value, PythonObject)
