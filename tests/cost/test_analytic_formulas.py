@@ -16,6 +16,7 @@ from phalanx.cost.analytic.memory import Memory, memory
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.analytic.step import FORMULAS, _slower, step
 from phalanx.cost.collectives.nccl_model import collective_s, message_s
+from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.compressed import SPARSE, Compressed
 from phalanx.cost.ledger.flops import forward_per_token, hardware_flops, model_flops
 from phalanx.cost.ledger.live_bytes import block_bytes
@@ -228,6 +229,35 @@ def test_recomputation_by_operation_repeats_every_second_product() -> None:
     found = one("dp=64,recompute=selective", "llama3-8b", "torchtitan-compiled").step.of
     share = float(found["recompute"]["repeated_s"] / found["matmul"]["forward_s"])
     assert share == pytest.approx(19_456 / 53_248)
+
+
+def test_recomputation_by_operation_repeats_experts_without_their_exchange() -> None:
+    """Results of grouped products are not saved: as much slower as they get, so does their recomputation, and that of
+    the permutation. Tokens that travelled to other ranks and back are kept, and not sent again."""
+    found, alone = (
+        one(f"dp=64,{ep}recompute=selective", "mixtral-8x7b", "torchtitan-compiled") for ep in ("ep=8,", "")
+    )
+
+    def seconds(name: str, part: str, system: System = found.system, **changes: float) -> float:
+        of = step(found.shape, found.layout, system, replace(found.profile, **changes)).of
+        return float(of[name][part])
+
+    slower = {"grouped": found.profile.grouped / 2}
+    products = seconds("matmul", "forward_s", **slower) - seconds("matmul", "forward_s")
+    assert products > 0
+    again = seconds("recompute", "repeated_s", **slower) - seconds("recompute", "repeated_s")
+    assert again == pytest.approx(products)
+    moved = {"token_bytes": found.profile.token_bytes + 100}
+    again = seconds("recompute", "repeated_s", **moved) - seconds("recompute", "repeated_s")
+    tokens = float(found.layout.tokens)
+    rate = found.system.memory_bytes_per_s * found.system.memory
+    assert again == pytest.approx(100 * 2 * tokens * 4096 / rate)
+    tiers = tuple(replace(tier, hop_s=2 * tier.hop_s) for tier in found.system.tiers)
+    distant = replace(found.system, tiers=tiers)
+    assert seconds("ep", "forward_s", distant) > seconds("ep", "forward_s")
+    assert seconds("recompute", "repeated_s", distant) == seconds("recompute", "repeated_s")
+    kept = [float(x.memory.terms["activations"]) for x in (found, alone)]
+    assert kept[0] - kept[1] == pytest.approx(32 * 2 * tokens * 2 * 2 * 4096)
 
 
 def test_gradient_products_an_exchange_are_cut() -> None:

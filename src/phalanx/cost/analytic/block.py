@@ -9,7 +9,7 @@ import numpy as np
 
 from phalanx.cost.analytic import kernels
 from phalanx.cost.analytic.alike import OF_EXPERTS, WITHOUT_EXPERTS, price_distinct_rows
-from phalanx.cost.analytic.expert_parallel import expert_parallel, permutation_s
+from phalanx.cost.analytic.expert_parallel import expert_parallel, permutation_s, repeated_experts
 from phalanx.cost.analytic.flow_times import FlowTimer, seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
@@ -25,7 +25,8 @@ from phalanx.cost.ledger.rank_layout import FORMATS, LayoutColumns
 @dataclass(frozen=True)
 class BlockSeconds:
     """Seconds of one block and micro-batch, forward and backward, by cause; `again`: forward seconds of the modules
-    that are recomputed; `unread`: forward seconds of products that recomputation of the whole block leaves out."""
+    that are recomputed; `by_operation`: those that recomputation by operation repeats; `unread`: forward seconds of
+    products that recomputation of the whole block leaves out."""
 
     matmul: Passes
     attention: Passes
@@ -36,6 +37,7 @@ class BlockSeconds:
     recurrence: Passes | None = None
     """None if the model has no linear recurrence."""
     again: Column = 0.0
+    by_operation: Column = 0.0
     unread: Column = 0.0
 
     @property
@@ -214,7 +216,9 @@ def block_kinds(
         if np.any(kind.experts):
             blocks.append((experts_block(parts, kind, place, layout, system, profile), kind.count))
         else:
-            blocks.append((_whole_block(parts, layout, system, profile, parts.inner, _NONE, parts.again), kind.count))
+            blocks.append(
+                (_whole_block(parts, kind, layout, system, profile, parts.inner, _NONE, parts.again), kind.count)
+            )
     return blocks
 
 
@@ -226,7 +230,7 @@ def least_block_kinds(
     common = common_parts(shape, layout, system, profile)
     blocks = []
     for kind, parts in zip(shape.kinds, common.kinds, strict=True):
-        inner, ep, again = parts.inner, _NONE, parts.again
+        inner, ep, again, unsaved = parts.inner, _NONE, parts.again, 0.0
         if np.any(kind.experts):
             rows = routed_rows(kind, layout, np.maximum(kind.experts, 1))
             by = _products(layout, system, profile)
@@ -236,7 +240,8 @@ def least_block_kinds(
             each, fixed = profile.expert_s, permutation_s(rows, kind, system, profile)
             ep = _routed(kind, Passes(fixed + each, fixed + 2 * each))
             again = np.where(np.asarray(kind.experts) > 0, 0.0, again)
-        blocks.append((_whole_block(parts, layout, system, profile, inner, ep, again), kind.count))
+            unsaved = routed.forward + fixed * (np.asarray(kind.experts) > 0)
+        blocks.append((_whole_block(parts, kind, layout, system, profile, inner, ep, again, unsaved), kind.count))
     return blocks
 
 
@@ -255,15 +260,21 @@ def _routed(kind: BlockKind, passes: Passes) -> Passes:
 
 def _whole_block(
     parts: KindParts,
+    kind: BlockKind,
     layout: LayoutColumns,
     system: System,
     profile: Profile,
     inner: Passes,
     ep: Passes,
     again: Column,
+    unsaved: Column = 0.0,
 ) -> BlockSeconds:
-    """Return a block with these products of its MLP or experts (`inner`), expert parallelism and recomputation."""
+    """Return a block with these products of its MLP or experts (`inner`), expert parallelism and recomputation.
+    `unsaved`: forward seconds of experts of which recomputation by operation saves nothing."""
     products = _both(parts.around, inner)
+    by_operation: Column = 0.0
+    if np.any(profile.per_op):
+        by_operation = kernels.every_second(kind) * (parts.around.forward + parts.inner.forward) + unsaved
     return BlockSeconds(
         matmul=products,
         attention=parts.core,
@@ -273,6 +284,7 @@ def _whole_block(
         ep=ep,
         recurrence=parts.recurrence,
         again=again,
+        by_operation=by_operation,
         unread=parts.unread,
     )
 
@@ -380,7 +392,9 @@ def experts_block(
         weights = (kind.expert_params - kind.expert_others) / (layout.ep * layout.etp)
         each = kernels.cast_s(kernels.recast(weights, profile), layout, system, profile)
         parts = replace(parts, memory=_both(parts.memory, Passes(each, each)))
-    return _whole_block(parts, layout, system, profile, inner, ep, again)
+    repeated = repeated_experts(kind, layout, system, profile, routed.forward)
+    unsaved = np.where(np.asarray(kind.experts) > 0, repeated, 0.0)
+    return _whole_block(parts, kind, layout, system, profile, inner, ep, again, unsaved)
 
 
 def _element(layout: LayoutColumns, system: System) -> Column:

@@ -41,9 +41,7 @@ def expert_parallel(
             np.where(overlaps, np.maximum(sent - own, 0) + slowed * np.minimum(sent, own), sent)
             for sent, own in ((forward, compute.forward), (backward, compute.backward))
         )
-    # Where an expert is cut over etp ranks, each of them permutes the rows that all of them gathered.
-    rows = routed_rows(kind, layout, np.maximum(kind.experts, 1)) * (1 + np.asarray(layout.etp)) / 2
-    fixed = permutation_s(rows, kind, system, profile)
+    fixed = permutation_s(_permuted_rows(kind, layout), kind, system, profile)
     each = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     most = most_loaded(kind, layout, profile)
@@ -51,6 +49,22 @@ def expert_parallel(
         (forward * shown + fixed) * (1 + most) + each + (waits + most) * products.forward,
         (backward * shown + fixed) * (1 + most) + 2 * each + (waits + most) * products.backward,
     )
+
+
+def repeated_experts(
+    kind: BlockKind, layout: LayoutColumns, system: System, profile: Profile, products: Column
+) -> Column:
+    """Return the forward seconds of what recomputation by operation repeats of a block's experts on the most loaded
+    rank: all but the exchange of tokens, since grouped products are not among the operations whose results are saved
+    (torchtitan c4e2291, torchtitan/models/deepseek_v3/infra/parallelize.py; b5bcd76, distributed/
+    activation_checkpoint.py:31)."""
+    fixed = permutation_s(_permuted_rows(kind, layout), kind, system, profile)
+    return (1 + most_loaded(kind, layout, profile)) * (products + fixed)
+
+
+def _permuted_rows(kind: BlockKind, layout: LayoutColumns) -> Column:
+    """Return the rows that a rank permutes: of an expert cut over etp ranks, the rows that all of them gathered."""
+    return routed_rows(kind, layout, np.maximum(kind.experts, 1)) * (1 + np.asarray(layout.etp)) / 2
 
 
 def most_loaded(kind: BlockKind, layout: LayoutColumns, profile: Profile) -> Column:

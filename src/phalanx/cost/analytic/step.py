@@ -92,8 +92,7 @@ def step(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, 
     for kind, (block, count) in zip(shape.kinds, kinds, strict=True):
         share = count / shape.layers * blocks  # blocks of this kind on a rank
         core_again = kind.attends * (block.attention.forward + block.cp.forward)
-        every_second = kernels.every_second(kind) * block.matmul.forward if np.any(profile.per_op) else 0.0
-        selected = np.where(profile.per_op > 0, every_second, core_again)
+        selected = np.where(profile.per_op > 0, block.by_operation, core_again)
         number = profile.launches * kind.sublayers / 2
         number = number + profile.unfused_launches * kernels.unfused(kind, layout, profile)
         number = number + profile.packed_launches * kind.attends * (np.asarray(layout.document) > 0)
@@ -201,6 +200,7 @@ def _launched_again(kind: BlockKind, layout: LayoutColumns, profile: Profile) ->
     core = kind.attends * (core + profile.unfused_launches * kernels.unfused(kind, layout, profile))
     # Of two products of attention and two or three of the MLP one in two is kept, and attention.
     by_operation = np.maximum(profile.launches * kind.sublayers / 2 - (2 + kind.mlp_matrices) / 2 - 1, 0)
+    by_operation = by_operation + profile.expert_launches * kind.routes
     again: Column = layout.selective * np.where(profile.per_op > 0, by_operation, core)
     m = layout.modules
     if not m.any:

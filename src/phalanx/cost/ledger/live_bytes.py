@@ -306,10 +306,11 @@ def freed_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> Column:
 
 def operation_bytes(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the bytes that a block keeps if recomputation selects operations: its input, attention's result, and the
-    results of every second product (queries, values, one of the MLP's first two, its last)."""
+    results of every second product (queries, values, one of the MLP's first two, its last). Of experts, whose grouped
+    products are not among the selected operations, it keeps the tokens that were exchanged, on their way and back."""
     q, v = kind.heads * kind.head_dim, kind.kv_heads * kind.value_dim
-    ffn = kind.ffn + kind.top_k * kind.expert_ffn + kind.shared_ffn
-    wide = kind.heads * kind.value_dim + q + v + ffn + kind.hidden
+    exchanged = np.where(np.asarray(layout.ep) > 1, 2 * kind.top_k * kind.expert_dim, 0.0)
+    wide = kind.heads * kind.value_dim + q + v + kind.ffn + kind.shared_ffn + exchanged + kind.hidden
     wide = wide + (kind.mixed + kind.mixed_shared) / 2 + kind.mixed_out
     return layout.tokens * layout.activation_bytes * (kind.hidden / _ways(layout) + wide / layout.tp)
 
