@@ -5,9 +5,9 @@ An exact price comes from a StepProgram: milliseconds for most strategies, far m
 is priced only once it may be among the best, judged by its lower bound. Rows wait in a heap, keyed by the best
 estimate so far:
 
-    expected seconds without recomputation  ->  expected seconds  ->  exact price
+    likely seconds without recomputation  ->  likely seconds  ->  exact price
 
-where expected seconds lie a little above the lower bound. The best strategy is settled once it is faster than the
+where likely seconds are those of equal chunks. The best strategy is settled once it is faster than the
 lower bounds of all unpriced ones. In spaces too large even for that, if the device has published rates, the
 vectorised terms of our own stack (planning/search/branch_and_bound.py) choose which strategies are priced.
 
@@ -19,9 +19,17 @@ inside layers. With m micro-batches over p pipeline ranks and equal chunks, each
     1f1b, gpipe  (p-1) T/p     interleaved  (p-1) T/(p v)     naive           m (p-1) T/p
     zb-h1        (p-1) T/(3p)  zb-v, dualpipe-v               (p-1) T/(6p)
 
-which chunks of whole blocks hardly undercut: the bound allows for a few per cent, which `likely_seconds` removes
-again so that a pipeline is not priced before strategies that are likely as fast. Without a pipeline T is exact.
-Communication of gradients and parameters and the update are left out: they depend on ZeRO.
+which unequal chunks undercut. Say that the wait b above is (p-1)/v, and that the chunks of rank k take t_k. It starts
+behind a v-th of the passes of the ranks before it, so it is done no earlier than
+
+    (t_1 + ... + t_(k-1)) / v + m t_k
+
+The largest of these p times is least where all are equal: no chunks with T in all are done before
+
+    T / (v (1 - (1 - 1/(m v))^p))
+
+Without a pipeline T is exact. Communication of gradients and parameters and the update are left out: they depend on
+ZeRO.
 
 T is timed with all ranks at work. Where they share cores, n of p go on at c(n) times that speed while the others wait
 (schedule/pipeline/simulate.py). If n are at work for a(n) T/p seconds, the step is no shorter than the least sum
@@ -66,8 +74,8 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.zero_levels import ALL_SHARDED, ZERO_LEVELS
 
 _KEY = ("tp", "sp", "cp", "ulysses", "ep", "etp", "micro_batch")
-_ROUNDING, _UNEQUAL = 1 - 1e-9, 0.97
-"""Factors of the bound: against rounding without a pipeline, and for chunks that undercut equal ones."""
+_ROUNDING = 1 - 1e-9
+"""Factor of the bound against rounding."""
 
 
 class Bounds:
@@ -77,20 +85,22 @@ class Bounds:
         self._model, self._cluster, self._job = model, cluster, job
         self._passes = cache(self._alone_seconds)
 
-    def of_rows(self, rows: Strategies) -> Floats:
-        """Lower bound on the seconds of each row, for any recomputation."""
+    def of_rows(self, rows: Strategies) -> tuple[Floats, Floats]:
+        """Return a lower bound on the seconds of each row, for any recomputation, and its likely seconds."""
         key = np.stack([rows.dp * rows.pp, rows.pp, *(getattr(rows, name) for name in _KEY)], axis=1)
         _, first, own = np.unique(key, axis=0, return_index=True, return_inverse=True)
         alone = [_alone(replace(rows.strategy(int(row)), recompute="none")) for row in first]
         timed = [self._timed(one, stages) for one, stages in zip(alone, rows.pp[first].tolist(), strict=True)]
         passes, corners = _padded(timed)
         own = own.reshape(-1)
-        return _least(passes[own], corners[own], rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule)
+        columns = rows.micro_batches(self._job), rows.pp, rows.virtual, rows.schedule
+        return _bounds(passes[own], corners[own], *columns)
 
-    def of_strategy(self, s: Strategy) -> float:
-        """Lower bound on the seconds of one strategy, including its recomputation."""
+    def of_strategy(self, s: Strategy) -> tuple[float, float]:
+        """Return a lower bound on the seconds of one strategy with its recomputation, and its likely seconds."""
         own = (s.accumulation(self._job), s.pp, s.virtual, schedule_number(s.schedule))
-        return float(_least(*_padded([self._timed(_alone(s), s.pp)]), *(np.array([n]) for n in own))[0])
+        least, likely = _bounds(*_padded([self._timed(_alone(s), s.pp)]), *(np.array([n]) for n in own))
+        return float(least[0]), float(likely[0])
 
     def bytes_of_rows(self, rows: Strategies) -> Floats:
         """Lower bound on the bytes of each row: the model state, spread evenly over the ranks."""
@@ -123,11 +133,6 @@ class Bounds:
         return sum(seconds[name] * len(units) for name, units in view.unit_classes.items()), view
 
 
-def likely_seconds(least: Floats, p: Ints) -> Floats:
-    """Return the likely seconds given the lower bounds `least`: for `p` pipeline ranks with equal chunks."""
-    return np.asarray(least / np.where(p > 1, _UNEQUAL, 1.0))
-
-
 def _alone(s: Strategy) -> Strategy:
     """Return the strategy on the same number of ranks without pipeline and ZeRO: rates are for all ranks at work."""
     return replace(s, dp=s.dp * s.pp, pp=1, virtual=1, schedule=Strategy.schedule, zero=0, shard=None)
@@ -158,11 +163,20 @@ def _padded(timed: Sequence[tuple[float, Floats]]) -> tuple[Floats, Floats]:
     return np.array([passes for passes, _ in timed]), np.array(filled).reshape(-1, most, 2)
 
 
-def _least(passes: Floats, corners: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints) -> Floats:
-    """Return the lower bound on the seconds of each row, by the formulas of the module's docstring."""
-    bubble = evaluate_by_schedule(schedule, "least_wait", m, p, virtual)
-    waits = np.max(m[:, None] * corners[..., 0] + bubble[:, None] * corners[..., 1], axis=1)
-    return np.asarray(passes * waits / p * np.where(p > 1, _UNEQUAL, _ROUNDING))
+def _bounds(
+    passes: Floats, corners: Floats, m: Ints, p: Ints, virtual: Ints, schedule: Ints
+) -> tuple[Floats, Floats]:
+    """Return the lower bound on the seconds of each row, and the seconds of equal chunks, by the formulas of the
+    module's docstring."""
+    equal = np.asarray(evaluate_by_schedule(schedule, "least_wait", m, p, virtual), dtype=float)
+    v = np.maximum(p - 1, 1) / np.where(p > 1, equal, 1.0)
+    unequal = np.where(p > 1, p / (v * (1 - (1 - 1 / (m * v)) ** p)) - m, equal)
+
+    def seconds(wait: Floats) -> Floats:
+        waits = np.max(m[:, None] * corners[..., 0] + wait[:, None] * corners[..., 1], axis=1)
+        return np.asarray(passes * waits / p)
+
+    return seconds(unequal) * _ROUNDING, seconds(equal)
 
 
 STACK = "phalanx"
@@ -323,10 +337,10 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
     candidates: list[Candidate] = []
     bounds = Bounds(model, cluster, job)
     rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)
-    least = bounds.of_rows(rows)
+    least, likely = bounds.of_rows(rows)
     # (seconds, missing precision, row). Ties go to the more precise: 0 has its exact price, and `row` is then an
     # index into `candidates`; 1 lacks only the price; 2 also lacks the time of recomputation.
-    heap = [(seconds, 2, row) for row, seconds in enumerate(likely_seconds(least, rows.pp).tolist())]
+    heap = [(seconds, 2, row) for row, seconds in enumerate(likely.tolist())]
     heapq.heapify(heap)
     fitting = 0
     while heap and fitting < SHOWN and len(candidates) < (_PATIENCE if fitting else _MOST):
@@ -336,17 +350,15 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
             continue
         s = rows.strategy(row)
         if missing == 2 and s.recompute != "none":
-            least[row] = bounds.of_strategy(s)
-            heapq.heappush(heap, (float(likely_seconds(least[row], rows.pp[row])), 1, row))
+            least[row], likely[row] = bounds.of_strategy(s)
+            heapq.heappush(heap, (float(likely[row]), 1, row))
             continue
         candidates.append(price(model, cluster, job, s))
-        least[row] = np.inf
+        least[row] = likely[row] = np.inf
         heapq.heappush(heap, (candidates[-1].seconds, 0, len(candidates) - 1))
     fit = [c.seconds for c in candidates if not c.reason]
     if fit:
-        candidates += [
-            price(model, cluster, job, s) for s in _others(rows, likely_seconds(least, rows.pp), candidates)
-        ]
+        candidates += [price(model, cluster, job, s) for s in _others(rows, likely, candidates)]
         fit = [c.seconds for c in candidates if not c.reason]
     if fit or not heap:
         return candidates, bool(fit and min(fit) <= least.min(initial=np.inf))
