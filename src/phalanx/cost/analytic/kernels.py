@@ -181,9 +181,9 @@ def last_products(kind: BlockKind, layout: LayoutColumns, by: Products) -> tuple
 
 
 def every_second(kind: BlockKind) -> Column:
-    """Return the share of a block's products, without those of experts, that recomputation by operation repeats: the
-    second, fourth and sixth in order, which are keys, the projection after attention and the MLP's second
-    (torchtitan, parallelize_llama.py)."""
+    """Return the share of a block's products, experts left out, that recomputation by operation repeats: the second,
+    fourth and sixth in order, which are keys, the projection after attention and the MLP's second (torchtitan,
+    parallelize_llama.py)."""
     q, kv = kind.heads * kind.head_dim, kind.kv_heads * kind.head_dim
     ffn = kind.ffn + kind.shared_ffn
     mixed = kind.mixed + kind.mixed_shared

@@ -7,7 +7,7 @@ estimate so far:
 
     likely seconds without recomputation  ->  likely seconds  ->  exact price
 
-where likely seconds are those of equal chunks. The best strategy is settled once it is faster than the
+where likely seconds are for equal chunks. The best strategy is settled once it is faster than the
 lower bounds of all unpriced ones. In spaces too large even for that, if the device has published rates, the
 vectorised terms of our own stack (planning/search/branch_and_bound.py) choose which strategies are priced.
 
