@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from support.in_process_cli import error_of, json_of, text_of
 
+from phalanx.answers.question.read import origins
 from phalanx.answers.question.read import read as reading_of
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
@@ -71,6 +72,21 @@ def test_an_engine_in_the_settings_of_accelerate_offloads(tmp_path: Path) -> Non
     engine = "deepspeed_config: {zero_stage: 2, offload_optimizer_device: cpu, offload_param_device: none}"
     c = _read(tmp_path, f"distributed_type: DEEPSPEED\nnum_processes: 2\n{engine}\n", "a.yaml")
     assert (c.options["optimizer_offload"], "parameter_offload" in c.options) == (1.0, False)
+
+
+@pytest.mark.parametrize("away", [True, False])
+def test_fsdp_offloads_whichever_of_its_files_says_so(away: bool, tmp_path: Path) -> None:
+    """The words of --fsdp, its table, and accelerate's; with the gradients and the update on the host too."""
+    line = "torchrun --nproc_per_node 8 t.py --bf16 --per_device_train_batch_size 2 --fsdp"
+    words = _read(tmp_path, f"{line} 'full_shard auto_wrap{' offload' * away}'")
+    table = {"fsdp": True, "fsdp_config": {"offload_params": away}, "bf16": True, "per_device_train_batch_size": 2}
+    launched = f"distributed_type: FSDP\nmixed_precision: bf16\nfsdp_config: {{fsdp_offload_params: {away}}}\n"
+    others = (_read(tmp_path, json.dumps(table), "a.json"), _read(tmp_path, launched, "a.yaml"))
+    held = ("optimizer_offload", "parameter_offload")
+    for c in (words, *others):
+        assert [c.options.get(name) for name in held] == ([1.0, True] if away else [None, None])
+    if away:
+        assert {origins(words)[name] for name in ("offload", *held)} == {"fsdp"}
 
 
 def test_what_is_learned_from_preferences_alone_is_another_objective(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_numbers_of_the_page() -> None:
     names = fixed(files.READERS["deepspeed"]({}, 1).layout)
     compared = sum(name in names for row in rows for name in row["expect"])
     assert (compared, compared - 1, len(data()["megatron"])) == (3152, 3151, 175)
-    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (40, 23)
+    assert (len({rule.name for rule in lints()}), len(data()["traps"])) == (41, 23)
 
 
 @cache
@@ -165,12 +165,10 @@ def trainer(line: str, ranks: int = 4) -> dict[str, Any]:
     return started(f"torchrun --nproc_per_node {ranks} train.py --per_device_train_batch_size 1 {line}")
 
 
-def batch(per_node: int) -> dict[str, Any]:
+def batch(per_node: int, start: str = "srun torchrun --nnodes 2 --nproc_per_node") -> dict[str, Any]:
     """Return the tables of a batch job of two nodes with eight GPUs, on each of which so many ranks start."""
-    script = (
-        "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\nsrun torchrun --nnodes 2 "
-        f"--nproc_per_node {per_node} t.py --bf16 --per_device_train_batch_size 1\n"
-    )
+    asked = "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\n"
+    script = f"{asked}{start} {per_node} t.py --bf16 --per_device_train_batch_size 1\n"
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "job.sbatch"
         path.write_text(script)
@@ -322,6 +320,13 @@ MISTAKES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         arguments("--micro-batch-size 4") | {"deepspeed_json": {"train_micro_batch_size_per_gpu": 4}},
     ),
     ("ranks-vs-job", "hf", batch(4), batch(8)),
+    ("no-rank", "hf", batch(8, "srun --ntasks-per-node"), batch(8, "srun --container-image=a --ntasks-per-node")),
+    (
+        "no-rank",
+        "hf",
+        batch(8, "export RANKS=1; srun --ntasks-per-node"),
+        batch(8, "export LOCAL_RANK=$SLURM_LOCALID; srun --ntasks-per-node"),
+    ),
     ("one-unit", "hf", trainer("--bf16 --fsdp full_shard"), trainer(f"--bf16 {SHARDED}")),
     (
         "one-unit",

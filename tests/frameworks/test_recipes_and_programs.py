@@ -171,6 +171,48 @@ def test_what_is_started_by_a_recipe_has_its_layout(
     assert c.spec is not None
 
 
+_NAMED = "cfg = llama3_8b_pretrain_config()\ncfg.mixed_precision = {}\npretrain(config=cfg)\n"
+_CONTAINER = "model: {{tensor_model_parallel_size: 1}}\ntrain: {{micro_batch_size: 1}}\nmixed_precision: {}\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "products"),
+    [
+        ("bf16_mixed", None),
+        ("bf16_with_fp8_delayed_scaling_mixed", "float8-delayed"),
+        ("bf16-with-fp8-current-scaling-mixed", "float8"),
+        ("nanov2_bf16_with_fp8_current_scaling_mixed", "float8-block"),
+        ("bf16_with_mxfp8_mixed", "mxfp8"),
+        ("bf16_with_nvfp4_mixed", "nvfp4"),
+    ],
+)
+def test_a_named_mixed_precision_is_what_its_recipe_sets(tmp_path: Path, name: str, products: str | None) -> None:
+    """However a program or a file names it (Megatron-Bridge, training/mixed_precision.py)."""
+    ways = [f'"{name}"', f'get_mixed_precision_config("{name}")', *([f"{name}()"] if "-" not in name else [])]
+    read = [_read(tmp_path, "recipe.py", _NAMED.format(way)) for way in ways]
+    read.append(_read(tmp_path, "container.yaml", _CONTAINER.format(name)))
+    assert {c.options.get("products") for c in read} == {products}
+    assert {c.layout.precision for c in read} == {"fp8" if "fp8" in name else "bf16"}
+
+
+def test_a_mixed_precision_that_no_release_has_leaves_the_type_open(tmp_path: Path) -> None:
+    for way in ('"ours"', "$made"):
+        read = _read(tmp_path, "container.yaml", _CONTAINER.format(way))
+        assert read.layout.precision is None
+        assert "mixed_precision" in read.not_modelled
+
+
+def test_a_recipe_says_how_tokens_reach_the_experts_of_a_model_that_it_names(tmp_path: Path) -> None:
+    said = "cfg = qwen3_30b_a3b_pretrain_config()\n"
+    flex = 'cfg.model.moe_token_dispatcher_type = "flex"\ncfg.model.moe_flex_dispatcher_backend = "{}"\n'
+    balanced = "cfg.model.moe_router_force_load_balancing = True\n"
+    silent = _read(tmp_path, "recipe.py", said).options
+    assert not {"dispatch", "routing"} & silent.keys()
+    for backend in ("deepep", "hybridep"):
+        stated = _read(tmp_path, "recipe.py", said + flex.format(backend) + balanced).options
+        assert (stated["dispatch"], stated["routing"]) == (backend, "balanced")
+
+
 def test_adapters_of_scripts_and_recipes(tmp_path: Path) -> None:
     script = _read(tmp_path, "train.py", _LORA)
     assert script.options == {"lora": 64, "lora_targets": "qkv", "base": "nf4-double"}

@@ -9,7 +9,8 @@ this file is for every framework. Each has a case with the mistake and one witho
     tables                       tables that the file must have
     stated, open                 fields of the layout, or arguments, that the file must state; must not state
     when                         a condition on numbers (spec/strategy/where.py): fields of the layout, arguments,
-                                 names of `numbers` and of _DERIVED; asked: GPUs that a batch job asks for
+                                 names of `numbers` and of _DERIVED; asked: GPUs that a batch job asks for;
+                                 unranked: processes that find no rank in their environment
     numbers                      name -> dotted paths at which its number may be
     computes                     types of matrix products, one of which the file must have
     options                      options of the stack that the file must have: name -> value
@@ -40,6 +41,7 @@ from phalanx.spec.strategy import where
 Found = Iterator[tuple[str, str, str]]
 """(key, problem, remedy) of each mistake."""
 ROOT = Path(__file__).parent
+_OF_LAUNCH = ("asked", "unranked")
 _DEGREES = ("tp", "pp", "cp", "ep", "virtual")
 _LAYOUT = {f.name for f in fields(StatedLayout)}
 
@@ -136,8 +138,8 @@ class LintRow:
         """Return the number that a name has in a configuration; None where it is not stated."""
         if name in self.numbers:
             return Keys(c).count(tuple(self.numbers[name]), "")
-        if name == "asked":
-            return getattr(c.get("launched"), "asked", None)
+        if name in _OF_LAUNCH:
+            return getattr(c.get("launched"), name, None)
         if name in _DERIVED:
             return _DERIVED[name](s)
         if name not in _LAYOUT:

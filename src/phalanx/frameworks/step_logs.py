@@ -62,6 +62,11 @@ def _lines(of: str = "line") -> tuple[tuple[str, re.Pattern[str]], ...]:
 _NUMBER = re.compile(r"(?:iteration|step)[\s:\"']+(\d+)", re.IGNORECASE)
 
 
+def prints_steps(text: str) -> bool:
+    """Whether a log has a line that says how long a step took, or at which rate."""
+    return any(pattern.search(text) for _, pattern in _lines())
+
+
 def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0) -> StepTime:
     """Return the time of a step in the text of a log. `name`: of the log, for errors; `batch` (sequences of a step),
     `seq` and `gpus`: sizes that turn rates into seconds. Raises InputError for a log without known lines, and for a

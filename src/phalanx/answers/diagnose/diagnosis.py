@@ -7,6 +7,7 @@ parts, and the largest are named with what gives them away and what to do about 
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,12 +22,15 @@ from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question
 from phalanx.answers.question.resolution import read
 from phalanx.cost.collectives.nccl_model import collective_s
-from phalanx.frameworks.step_logs import StepTime, step_time
+from phalanx.frameworks.step_logs import StepTime, prints_steps, step_time
 from phalanx.planning.explain import explanation
 from phalanx.planning.explain.traffic import SENT
+from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
+from phalanx.traces import failures
 from phalanx.traces.breakdown import Breakdown, breakdown, with_waiting
+from phalanx.traces.failures import Failures
 from phalanx.traces.memory_snapshot import MemoryUse
 from phalanx.traces.nccl import InspectedCollective
 from phalanx.traces.rank_trace import KINDS, RankTrace
@@ -111,13 +115,14 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     files = read_files(words)
     question = _question(files, query)
     prediction = None if question is None else prediction_of(question)
-    timed = _step_times(files, question)
-    used = [*files.notes, *(f"{log}: {t.note}" for log, t in zip(files.logs, timed, strict=True))]
+    logs = _logs(files, question)
+    timed = [log.time for log in logs if log.time is not None]
+    used = [*files.notes, *(f"{log.file}: {log.time.note}" for log in logs if log.time is not None)]
     stated = files.step_s or (timed[0].seconds if timed else None)
     if question is not None and stated is None and files.tflops is not None and not files.traces:
         stated = seconds_at(files.tflops, prediction)
     timeless = not files.traces and stated is None
-    if timeless and not (files.memory or files.collectives or files.nccl):
+    if timeless and not (files.memory or files.collectives or files.nccl or any(log.failures for log in logs)):
         raise InputError(
             "FILE", " ".join(words), "says no step's time", "give a log, a trace, or seconds such as 4.3s"
         )
@@ -139,7 +144,7 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
         links=tuple(LinkGap(c, _call_s(c, question)) for c in files.collectives),
         memory=files.memory,
         planned_bytes=None if prediction is None else prediction.memory_bytes,
-        cautions=tuple(_cautions(files, prediction)),
+        cautions=(*_endings(logs, prediction), *_cautions(files, prediction)),
     )
     step_s = own.step_s if own is not None else stated
     if step_s is None:
@@ -206,12 +211,37 @@ def _question(files: RunFiles, query: Query) -> Question | None:
     return question
 
 
-def _step_times(files: RunFiles, question: Question | None) -> list[StepTime]:
+@dataclass(frozen=True)
+class _Log:
+    """What a log says. `time`: None of one that ends before its first step, or is NCCL's."""
+
+    file: Path
+    time: StepTime | None
+    failures: Failures
+
+
+def _logs(files: RunFiles, question: Question | None) -> list[_Log]:
     sizes = (0, 0, 0)
     if question is not None:
         job = question.exact.job if question.exact else question.pricing.job
         sizes = job.global_batch, job.seq, question.gpus
-    return [step_time(tail(log), str(log), *sizes) for log in files.logs]
+    logs = []
+    for file in files.logs:
+        text = tail(file)
+        ended, time = failures.read(text), None
+        if not (ended or file in files.silent) or prints_steps(text):
+            time = step_time(text, str(file), *sizes)
+        logs.append(_Log(file, time, ended))
+    return logs
+
+
+def _endings(logs: Sequence[_Log], prediction: Prediction | None) -> Iterator[str]:
+    """Yield what ended the runs; of an allocation that failed, with the memory of the plan."""
+    for log in logs:
+        for verdict in log.failures.verdicts:
+            of_memory = verdict.startswith("out of memory")
+            planned = f"; the plan takes {write_bytes(prediction.memory_bytes)}" if of_memory and prediction else ""
+            yield f"{log.file}: {verdict}{planned}"
 
 
 def _words(b: Breakdown) -> str:

@@ -21,6 +21,8 @@ class RunFiles:
 
     traces: tuple[RankTrace, ...] = ()
     logs: tuple[Path, ...] = ()
+    silent: frozenset[Path] = frozenset()
+    """Logs that need not print the time of a step: NCCL's."""
     step_s: float | None = None
     tflops: float | None = None
     """Of one GPU."""
@@ -40,6 +42,7 @@ def read_files(words: Sequence[str]) -> RunFiles:
     """Read files and folders, each by its content, and words such as 4.3s and 230TFLOP/s. Raises InputError."""
     traces: list[RankTrace] = []
     logs: list[Path] = []
+    silent: set[Path] = set()
     memory: list[MemoryUse] = []
     collectives: list[InspectedCollective] = []
     notes: list[str] = []
@@ -79,11 +82,14 @@ def read_files(words: Sequence[str]) -> RunFiles:
                 log = nccl.read_log(tail(file))
                 ways = ", ".join(f"{count} {name}" for name, count in log.links.items())
                 notes.append(f"{file}: NCCL's connections: {ways or 'none'}")
+                logs.append(file)
+                silent.add(file)
             else:
                 logs.append(file)
     return RunFiles(
         tuple(_number_ranks(traces)),
         tuple(logs),
+        frozenset(silent),
         step_s,
         tflops,
         plan,

@@ -234,6 +234,9 @@ def origins(c: Configuration) -> dict[str, str]:
         for field in fields:
             by_field.setdefault(field, []).append(shown(key))
     s = c.layout
+    if "cpu" in (s.offload or {}).values():  # no default: said by the words of the key that shards
+        for name in ("offload", "parameter_offload", "optimizer_offload"):
+            by_field.setdefault(name, by_field.get("zero", []))
     micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
     inner = (s.tp or 1) * (s.pp or 1) * (s.cp or 1)
     of_another = c.kind in STACKS and STACKS[c.kind].framework != STACKS[c.stack].framework  # verl's Megatron

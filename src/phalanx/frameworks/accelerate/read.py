@@ -1,6 +1,7 @@
 """accelerate's YAML and axolotl's, which has the same tables (accelerate/commands/config/config_args.py,
 utils/dataclasses.py, parallelism_config.py)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx.frameworks.configuration import (
@@ -71,6 +72,12 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     again = truth(of("activation_checkpointing", "strategy.recompute"))
     recompute = None if again is None else "full" if again else "none"
     return zero, {"param": device, "optimizer": device}, recompute
+
+
+def on_host(offload: Mapping[str, str | None] | None) -> dict[str, Any]:
+    """Return the options of parameters that FSDP keeps on the host: their gradients and optimizer are there too."""
+    away = (offload or {}).get("param") == "cpu"
+    return {"parameter_offload": True, "optimizer_offload": 1.0} if away else {}
 
 
 def checkpointed_to_host(keys: Keys, table: str = "fsdp_config") -> dict[str, Any]:
@@ -242,8 +249,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         job["compute"] = type_
     if fsdp and zero:
         options |= reduction(type_)
-    if fsdp and (offload or {}).get("param") == "cpu":
-        options |= {"parameter_offload": True, "optimizer_offload": 1.0}
+    options |= on_host(offload) if fsdp else {}
     gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
     # axolotl takes ring_flash_attn's llama3 for packed sequences (src/axolotl/utils/schemas/validation.py,
     # validate_ring_attn_func), which gathers keys and values.

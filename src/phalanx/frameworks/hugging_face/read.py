@@ -5,7 +5,15 @@ import re
 from typing import Any
 
 from phalanx.frameworks.accelerate import read as accelerate
-from phalanx.frameworks.accelerate.read import arguments_job, attention, in_shards, reduction, sharding, wrapping
+from phalanx.frameworks.accelerate.read import (
+    arguments_job,
+    attention,
+    in_shards,
+    on_host,
+    reduction,
+    sharding,
+    wrapping,
+)
 from phalanx.frameworks.configuration import (
     ALL_BLOCKS,
     Config,
@@ -177,6 +185,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
                 del keys.understood[f"{at}fsdp_config"]
         elif truth(words):
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
+        options |= on_host(offload)
     # A file that says it too and is not here: DeepSpeed's, accelerate's, or one of arguments.
     unread = bool(path) and zero is None and not isinstance(inner, dict)
     unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
@@ -229,8 +238,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     sampled = "num_generations" in args or any(args.get(name) not in _NEXT_TOKEN for name in ("rlhf_type", "stage"))
     parts, unfused = loss_options(keys, at, plain=not (scored or sequences > 1 or sampled))
     options |= trained | scored | parts
-    on_host = keys.truth(f"{at}use_unsloth_gc", "options.activation_offload")
-    if again and (on_host or (on_host is None and own_type)):  # LLaMA-Factory's, model_utils/unsloth.py:77
+    moved = keys.truth(f"{at}use_unsloth_gc", "options.activation_offload")
+    if again and (moved or (moved is None and own_type)):  # LLaMA-Factory's, model_utils/unsloth.py:77
         options["activation_offload"] = ALL_BLOCKS
     notes += unfused
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)

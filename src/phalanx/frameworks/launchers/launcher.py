@@ -101,6 +101,8 @@ class ProgramLaunch:
     """Files of hosts that were not given."""
     asked: int | None = None
     """GPUs that the batch job asks for."""
+    unranked: int | None = None
+    """Processes that srun starts and that find no rank in their environment."""
     open: tuple[str, ...] = ()
     """Variables that bring options of a launcher and are not known."""
 

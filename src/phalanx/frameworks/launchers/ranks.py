@@ -8,6 +8,7 @@ from phalanx.frameworks.launchers.launcher import Given, Launcher, OpenFile, Pro
 from phalanx.frameworks.shell.scope import is_open, plain
 
 _MOST = 10**7
+_RANKS = {"RANK", "LOCAL_RANK"}
 _COUNTS = ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by", "sets", "slice")
 """Options from which the number of ranks follows, as programs.toml calls them."""
 
@@ -126,7 +127,14 @@ class RankCounts:
             world=self.world,
             counted=self.counted,
             missing=tuple(self.missing),
+            unranked=self.world if self._unranked(started) else None,
         )
+
+    def _unranked(self, started: ProgramLaunch) -> bool:
+        """Whether srun starts the program itself, outside of containers, whose hooks set the variables of torch's
+        env:// (NVIDIA/enroot conf/hooks/extra/50-slurm-pytorch.sh), and nothing sets them."""
+        hooked = any(name.startswith("container") for name in started.options)
+        return started.launchers[-1:] == ("srun",) and not hooked and not _RANKS & self.environment.keys()
 
 
 def _visible(text: str) -> int | None:

@@ -114,6 +114,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stages = stages or count(flag("virtual_pipeline_model_parallel_size", "strategy.virtual"))
     experts = count(flag("num_experts", "model.experts"))
     extra = beyond.options(flag, experts is not None, cp)
+    if experts is None and (ep or 1) > 1:
+        extra |= beyond.stated_dispatch(flag)
     ends = sum(bool(extra.get(f"{n}_as_layer")) for n in ("embedding", "loss"))
     spread = None if layers is None else layers + ends
     virtual = stages or divided(divided(spread, pp), per_stage) if (stages or per_stage) else 1

@@ -117,6 +117,17 @@ def _dispatch(flag: Flag) -> dict[str, Any]:
     }
 
 
+def stated_dispatch(flag: Flag) -> dict[str, Any]:
+    """Return how tokens reach the experts of a model that is described elsewhere: what the file's own keys say."""
+    keys = {
+        "dispatch": "moe_token_dispatcher_type",
+        "overlap_experts": "overlap_moe_expert_parallel_comm",
+        "routing": "moe_router_force_load_balancing",
+    }
+    options = {name: value for name, value in _dispatch(flag).items() if value}
+    return {name: value for name, value in options.items() if flag(keys[name], f"options.{name}") is not None}
+
+
 def _graphs(flag: Flag, experts: bool) -> str | None:
     """Return options.graphs; None where no flag states it and the model has no experts, whose price depends on it."""
     stated = flag("cuda_graph_impl", "options.graphs")

@@ -1,7 +1,9 @@
 """The keys of Megatron-Bridge's ConfigContainer by the flags of Megatron-LM that they are (flags.toml)."""
 
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 KEYS: dict[str, str] = _TABLE["keys"]
@@ -19,3 +21,14 @@ TARGETS = {
 }
 TARGETS["experts"] = TARGETS["linear"]  # with peft.share_expert_adapters off
 """options.lora_targets -> peft.target_modules (peft/lora.py)."""
+_PRECISION = re.compile(r"(?:(\w+)_)?(bf16|fp16)_(?:with_(\w+)_)?mixed")
+
+
+def mixed_precision(name: str) -> dict[str, Any] | None:
+    """Return the keys that a named recipe of mixed precision sets; None for a name that is not known."""
+    match, recipes = _PRECISION.fullmatch(name.replace("-", "_")), _TABLE["mixed_precision"]
+    if match is None:
+        return None
+    model, computed, scaling = match.groups()
+    scaled = recipes.get(f"{model}_{scaling}", recipes.get(scaling)) if scaling else {}
+    return None if scaled is None else recipes[computed] | scaled

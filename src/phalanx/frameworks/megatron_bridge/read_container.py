@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
-from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS
+from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS, mixed_precision
 
 _FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()}
 _WORDS = {theirs: word for word, theirs in DTYPES.items()}
@@ -27,6 +27,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     """Read a ConfigContainer. A key that is not stated has Megatron-LM's default. But a container with neither the
     model's size nor its precision overrides a recipe in Python: keys that it does not state are open."""
     over = "mixed_precision" not in config and "num_layers" not in config["model"]
+    named = config.get("mixed_precision")
+    if isinstance(named, str) and (precision := mixed_precision(named)) is not None:
+        config = {**config, "mixed_precision": precision}
     config = Partial(config) if over else config
     keys = Keys(config)
     args: dict[str, Any] = {}
@@ -60,6 +63,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             name: None for name in ("zero", "sp", "virtual", "schedule", "recompute", "offload") if name not in said
         }
         layout = replace(layout, **open_, precision=layout.precision if "precision" in said else None)
+    if isinstance(config.get("mixed_precision"), str):  # a recipe that is not known, or a run's own
+        layout = replace(layout, precision=None)
     return replace(
         configuration,
         layout=layout,

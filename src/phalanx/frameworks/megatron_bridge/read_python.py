@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 from phalanx.frameworks.configuration import Partial
+from phalanx.frameworks.megatron_bridge.flags import mixed_precision
 from phalanx.frameworks.reading.python import FollowedProgram, PythonFile, PythonObject, plain
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE, arguments, recipe
 from phalanx.frameworks.tables import merge_tables
@@ -15,6 +16,9 @@ _NEMO = ("pretrain_recipe", "finetune_recipe")
 _BRIDGE = re.compile(r"\w+_(pretrain|sft|peft|finetune)\w*_config|ConfigContainer")
 _STARTS = ("pretrain", "finetune", "train")
 _SECTIONS = ("trainer", "data", "model", "optim")
+_BY_NAME = ("get_mixed_precision_config", "default_peft_config")
+_RANK = 32
+"""Default rank of LoRA (src/megatron/bridge/peft/lora.py:146)."""
 _CLASS = re.compile(r"(Llama|Qwen|Mistral|Mixtral|Gemma|DeepSeek)([\w]*?)Config_?(\w+)")
 
 
@@ -37,7 +41,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
 
 def _of_recipe(item: PythonObject) -> dict[str, Any]:
     name = item.name.split(".")[-2] if item.last in _NEMO and "." in item.name else item.last
-    own = {n: v for n, v in item.tables().items() if isinstance(v, dict)}
+    own = {n: v for n, v in item.tables().items() if isinstance(v, dict)} | _made_by_name(item)
     if item.last == "ConfigContainer":
         return own
     known = recipe("megatron_bridge", name, item.last.partition("_")[0])
@@ -48,6 +52,28 @@ def _of_recipe(item: PythonObject) -> dict[str, Any]:
     if isinstance(length := own.get("dataset", {}).get("seq_length"), int):  # which the model's follows
         base = merge_tables(base, {"model": {"seq_length": length}})
     return merge_tables(base, over)
+
+
+def _made_by_name(item: PythonObject) -> dict[str, Any]:
+    """Return the sections of a recipe that a name means: mixed precision and adapters."""
+    precision, peft = item.fields.get("mixed_precision"), item.fields.get("peft")
+    sections: dict[str, Any] = {}
+    if isinstance(precision, PythonObject):
+        known = mixed_precision(_name(precision))
+        sections["mixed_precision"] = {**known, **precision.tables()} if known else plain(precision)
+    elif isinstance(precision, str):
+        sections["mixed_precision"] = precision
+    if peft is not None and _name(peft).lower() in ("lora", "canonicallora"):
+        sections["peft"] = {"dim": _RANK} | (peft.tables() if isinstance(peft, PythonObject) else {})
+    return sections
+
+
+def _name(item: Any) -> str:
+    """Return what a call makes, by its own name or, of get_mixed_precision_config("bf16_mixed"), by its argument."""
+    if not isinstance(item, PythonObject):
+        return str(item)
+    by_name = item.positional and item.last in _BY_NAME
+    return str(item.positional[0]) if by_name else item.last
 
 
 def _by_hand(started: PythonObject, program: FollowedProgram) -> dict[str, Any]:

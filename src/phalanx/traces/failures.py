@@ -1,0 +1,158 @@
+"""What ended a run, as torch says it in a log: an allocation that failed, or collectives that ran into their timeout.
+
+References: pytorch, c10/cuda/CUDACachingAllocator.cpp (CUDA out of memory), torch/csrc/distributed/c10d/
+ProcessGroupNCCL.cpp (WorkNCCL::checkTimeout, "Watchdog caught collective operation timeout").
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.spec.byte_sizes import parse_bytes, write_bytes
+from phalanx.traces.rank_trace import op_of
+
+
+@dataclass(frozen=True)
+class FailedAllocation:
+    """The first allocation of a log that failed."""
+
+    device: str
+    asked_bytes: float
+    free_bytes: float
+    """Of the device."""
+    allocated_bytes: float
+    idle_bytes: float
+    """Reserved by the allocator, and held by no tensor."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether memory was full, or in pieces."""
+        asked, held = write_bytes(self.asked_bytes), write_bytes(self.allocated_bytes)
+        idle, short = write_bytes(self.idle_bytes), self.asked_bytes - self.free_bytes - self.idle_bytes
+        said = f"out of memory: GPU {self.device} was asked for {asked}, while tensors held {held}"
+        if short > 0:
+            return f"{said}: {write_bytes(short)} are missing, however its memory is laid out"
+        return (
+            f"{said}, and {idle} lay idle in pieces too small for it: set PYTORCH_CUDA_ALLOC_CONF="
+            "expandable_segments:True (before torch 2.1 max_split_size_mb)"
+        )
+
+
+@dataclass(frozen=True)
+class StuckCollective:
+    """The earliest collective that a rank waited for until its timeout."""
+
+    rank: int
+    number: int
+    """Of the rank's collectives in its group."""
+    op: str
+    elements: int | None
+    """Of its input; None where the release does not print them."""
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How the run of a log ended."""
+
+    allocation: FailedAllocation | None
+    stuck: tuple[StuckCollective, ...]
+    """By rank."""
+
+    def __bool__(self) -> bool:
+        return self.allocation is not None or bool(self.stuck)
+
+    @property
+    def verdicts(self) -> list[str]:
+        """A sentence for each kind of failure."""
+        return [
+            *([self.allocation.verdict] if self.allocation else ()),
+            *([_of_stuck(self.stuck)] if self.stuck else ()),
+        ]
+
+
+_SIZE = r"(\d{1,12}(?:\.\d{1,9})? (?:[KMG]iB|bytes))"
+_OUT = re.compile(rf"out of memory\. Tried to allocate {_SIZE}")
+_SINCE_2_1 = {
+    "device": re.compile(r"GPU (\d+) has a total"),
+    "free": re.compile(rf"of which {_SIZE} is free"),
+    "allocated": re.compile(rf"allocated memory {_SIZE} is allocated by PyTorch"),
+    "idle": re.compile(rf"{_SIZE} is reserved by PyTorch but unallocated"),
+}
+_BEFORE = {
+    "device": re.compile(r"\(GPU (\d+);"),
+    "free": re.compile(rf"{_SIZE} free"),
+    "allocated": re.compile(rf"{_SIZE} already allocated"),
+    "reserved": re.compile(rf"{_SIZE} reserved in total"),
+}
+_MESSAGE = 700
+"""Characters of torch's message at most."""
+_STUCK = re.compile(
+    r"\[Rank (\d{1,8})\] Watchdog caught collective operation timeout: "
+    r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,18}))?(?:[^\n]{,99}?Timeout\(ms\)=(\d{1,12}))?"
+)
+_MOST = 10
+"""Ranks that a sentence names."""
+
+
+def read(text: str) -> Failures:
+    """Return the failures of a log."""
+    stuck: dict[int, StuckCollective] = {}
+    for m in _STUCK.finditer(text):
+        rank, number = int(m[1]), int(m[2])
+        if rank not in stuck or number < stuck[rank].number:
+            elements = int(m[4]) if m[4] else None
+            stuck[rank] = StuckCollective(rank, number, op_of(m[3]) or m[3].lower(), elements, int(m[5] or 0) / 1e3)
+    return Failures(_allocation(text), tuple(stuck[rank] for rank in sorted(stuck)))
+
+
+def _allocation(text: str) -> FailedAllocation | None:
+    """Return the first allocation that failed and whose message says what was held; None: none did."""
+    for m in _OUT.finditer(text):
+        message = text[m.start() : m.start() + _MESSAGE]
+        for patterns in (_SINCE_2_1, _BEFORE):
+            words = {name: match[1] for name, p in patterns.items() if (match := p.search(message))}
+            if len(words) == len(patterns):
+                device = words.pop("device")
+                sizes = {name: _bytes(word) for name, word in words.items()}
+                idle = sizes.get("idle", sizes.get("reserved", 0.0) - sizes["allocated"])
+                return FailedAllocation(device, _bytes(m[1]), sizes["free"], sizes["allocated"], max(0.0, idle))
+    return None
+
+
+def _bytes(words: str) -> float:
+    number, unit = words.split()
+    return 0.0 if not float(number) else parse_bytes(f"{number}{unit.removesuffix('bytes')}")
+
+
+def _of_stuck(stuck: Sequence[StuckCollective]) -> str:
+    """Return who waits for whom: ranks in one collective wait for those that print nothing, ranks in several for each
+    other."""
+    by_call: dict[tuple[int, str, int | None], list[int]] = {}
+    for one in stuck:
+        by_call.setdefault((one.number, one.op, one.elements), []).append(one.rank)
+    limit = f" for {stuck[0].timeout_s:,.0f} s" if stuck[0].timeout_s else ""
+    said = [f"{_ranks(ranks)} waited in {_call(*call)}" for call, ranks in sorted(by_call.items(), key=_first)]
+    if len(by_call) == 1:
+        return (
+            f"NCCL timed out: {said[0]}{limit}: a rank of the group that prints no such line did not get there: look "
+            "for its error before, or for what it was doing (py-spy dump): loading, saving, a longer batch"
+        )
+    return (
+        f"NCCL timed out: {'; '.join(said)}{limit}: if they are of one group, the ranks issued different "
+        "collectives: a branch, a number of batches, or a loss that not all ranks have"
+    )
+
+
+def _first(item: tuple[tuple[int, str, int | None], list[int]]) -> tuple[int, int]:
+    return item[0][0], item[1][0]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    named = ", ".join(map(str, ranks[:_MOST]))
+    more = f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else ""
+    return f"rank{'s' * (len(ranks) > 1)} {named}{more}"
+
+
+def _call(number: int, op: str, elements: int | None) -> str:
+    return f"{op} number {number:,}" + ("" if elements is None else f", of {elements:,} elements")
