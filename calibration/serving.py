@@ -147,14 +147,13 @@ turn that it holds: else it is not shipped."""
 
 
 def ratios(of: Sequence[Burst], steady: Sequence[ScoredPair]) -> dict[tuple[str, str], list[Ratio]]:
-    """Return measured over predicted figures of benchmarks, and of closed loops predicted by constants fitted without
-    them, by (engine and kind of load, figure)."""
+    """Return the slowness of engines by figures of benchmarks, and of closed loops predicted by constants fitted
+    without them, by (engine and kind of load, figure)."""
     result: dict[tuple[str, str], list[Ratio]] = {}
     for burst in of:
         for figure in burst.measured:
-            ratio = burst.ratio(figure)
-            assert ratio is not None
-            result.setdefault((burst.kind, figure), []).append(Ratio(burst.kind, burst.row["family"], ratio))
+            slow = Ratio(burst.kind, burst.row["family"], burst.slowness(figure))
+            result.setdefault((burst.kind, figure), []).append(slow)
     for pair in steady:
         kind = f"{pair.case.engine}, {pair.case.row['mode']}"
         for figure, both in (("ttft_s", pair.ttft), ("tpot_s", pair.tpot)):

@@ -118,7 +118,7 @@ def test_a_row_that_cannot_be_read_is_listed_with_its_reason() -> None:
     ("more", "kind", "figures"),
     [
         ({"requests": 300, "rate": float("inf")}, "vllm, all at once", _ALL),
-        ({"requests": 300, "rate": 9e5}, "vllm, faster than answered", _ALL),
+        ({"requests": 300, "rate": 9e5}, "vllm, at a rate", _ALL),
         ({"requests": 90, "concurrency": 8}, "vllm, a number at once", _ALL),
         ({"concurrency": 8}, "vllm, aggregated", ["ttft_s", "tpot_s"]),
         ({"requests": 90, "concurrency": 8, "engine": "trtllm"}, "", []),
@@ -141,6 +141,7 @@ def test_an_answer_says_where_its_figures_lie_or_that_nobody_knows(
     said = likely.words(a.likely, a.likely_basis, likely.has_medians(a.search.question), lambda s: f"{s:.3g} s")
     assert said.startswith("likely: " if kind else "how far off these figures may be is missing: ")
     for r in a.likely:
+        assert r.high is not None
         assert r.low < r.high
         ends = f"{r.low:,.0f} to {r.high:,.0f} tok" if "tok" in r.figure else f" {r.low:.3g} s to {r.high:.3g} s"
         assert ends in said
@@ -167,4 +168,4 @@ def test_a_trace_and_a_candidate_that_was_not_simulated_have_no_range(tmp_path: 
     line = "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --layout tp=1 --trace t.csv --json"
     assert json_of(tmp_path, line)["likely_basis"] == "missing: no published run has a trace"
     best = serve_plan(**_ASK, concurrency=4, mode="aggregated", weights="bf16").search
-    assert likely.likely(best.question, replace(best.best, outcome=None))[0] == ()
+    assert likely.likely(best.question, replace(best.best, outcome=None), lambda _: {})[0] == ()

@@ -58,11 +58,11 @@ def test_a_plan_says_what_its_outcome_has() -> None:
         changed = replace(best, outcome=replace(outcome, preemptions=preempted))
         other = replace(search, best=changed, question=replace(search.question, gpus=gpus))
         held = cache(replace(a, search=other, kv_bytes_per_token=9.0, requests_that_fit=3))
-        told = lines(other, "", held, "")
+        told = lines(other, [], held, "")
         (kept,) = (line for line in told if line.startswith("KV cache: 9 bytes per token; "))
         assert kept.endswith("3 requests of 500 + 50 tokens fit" + "; 7 preemptions" * bool(preempted))
         assert (f"{gpus - best.gpus} of {gpus} GPUs are left over" in told) == (best.gpus < gpus)
     told = lines(search, likely(a), cache(replace(a, state_bytes_per_request=5.0)), "it costs")
-    assert likely(a) in told
+    assert set(likely(a)) <= set(told)
     assert "it costs" in told
     assert any(" and 5 of states per request; " in line for line in told)

@@ -15,7 +15,7 @@ from phalanx.serving.cost.step import state_bytes
 from phalanx.serving.launch import dynamo, sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import option_error, published
 from phalanx.serving.launch.parts import Launch
-from phalanx.serving.likely import LikelyRange, likely
+from phalanx.serving.likely import LikelyRange, capacity_range, edge, likely, slowed
 from phalanx.serving.lines.reading import STOPS, LinesRead, read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.serving.question import NamedQuestion, ask
@@ -25,6 +25,7 @@ from phalanx.serving.search.copies import Copy
 from phalanx.serving.search.misses import loss_words
 from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
+from phalanx.serving.search.queued import capacity
 from phalanx.serving.search.search import Search
 from phalanx.spec.errors import InputError
 
@@ -74,6 +75,10 @@ class ServingPlanAnswer(Answer):
     tokens_per_s: float
     tokens_per_s_per_gpu: float
     requests_per_s: float
+    capacity_requests_per_s: float | None
+    """Requests per second of an open load that the best deployment answers at most; None: of other loads."""
+    capacity_range: tuple[float, float] | None
+    """The likely range of that capacity."""
     likely: tuple[LikelyRange, ...]
     """Likely ranges of these figures, by the errors of predictions of published runs."""
     likely_basis: str
@@ -134,7 +139,8 @@ def serve_plan(
     q = searched.question
     per_token, state, fits = cache_of(searched)
     workers = searched.best.groups[-1]
-    ranges, basis = likely(q, searched.best)
+    ranges, basis = likely(q, searched.best, slowed(q, searched.best, search.copy_of))
+    most = capacity(q, searched.best, search.copy_of) if q.open_load and not q.concurrency else None
     taken = checkpoint_assumption(q.model, query.model_name, searched.best.weights)
     room = workers.cache_tokens // workers.layout.attention_dp
 
@@ -150,6 +156,8 @@ def serve_plan(
         engine=q.engine.name,
         objective=q.objective,
         **_figures(searched.best, q),
+        capacity_requests_per_s=most,
+        capacity_range=None if most is None else capacity_range(q, most),
         likely=ranges,
         likely_basis=basis,
         expense=expense(q, searched.best, ranges),
@@ -171,7 +179,13 @@ def serve_plan(
         simulated=searched.simulated,
         plan=as_plan(query, searched.best),
         search=searched,
-        caveats=(*lines.stopped(room), *lines.caveats, *query.caveats, *([taken] if taken else [])),
+        caveats=(
+            *lines.stopped(room),
+            *(edge(q, most) if most else ()),
+            *lines.caveats,
+            *query.caveats,
+            *([taken] if taken else []),
+        ),
         notes=(*lines.notes, *query.notes),
     )
 
@@ -202,7 +216,9 @@ def expense(q: ServingQuestion, c: ServingCandidate, ranges: Sequence[LikelyRang
     """Return the cost of a million generated tokens, with its range where `ranges` have one of tokens/s."""
     cost = expense_of_hours(c.expense(q), f"{A_MILLION} generated", 1e6 / c.tokens_per_s / 3600)
     rate = next((r for r in ranges if r.figure == "tokens_per_s"), None)
-    return cost if rate is None else with_interval(cost, c.tokens_per_s / rate.high, c.tokens_per_s / rate.low)
+    if rate is None or rate.high is None:
+        return cost
+    return with_interval(cost, c.tokens_per_s / rate.high, c.tokens_per_s / rate.low)
 
 
 def cache_of(answered: ServingAnswer) -> tuple[float, float, int]:

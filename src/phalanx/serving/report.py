@@ -10,7 +10,6 @@ from phalanx.serving.likely import has_medians, words
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES, loss_words
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
-from phalanx.serving.simulation.outcome import ServingOutcome
 
 
 def _time(value: float) -> str:
@@ -75,17 +74,7 @@ def neighbour_table(rows: Iterable[RejectedNeighbour]) -> Table:
     return out
 
 
-def _queue_grows(o: ServingOutcome, offered: float) -> bool:
-    """Whether requests arrive faster, at `offered` requests/s, than they are answered. In a benchmark the service of
-    the last requests is not counted, and requests must have queued, because few arrivals differ from their rate."""
-    if o.makespan_s is None:
-        return o.requests_per_s < 0.9 * offered
-    service = o.latency.mean - o.queueing.mean
-    answered = o.requests / max(o.makespan_s - service, 1e-9)
-    return answered < 0.95 * offered and o.queueing.mean > 0.2 * service
-
-
-def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
+def lines(a: ServingAnswer, sure: list[str], held: list[str], cost: str) -> list[str]:
     """Describe the choice and its results in sentences. `sure`: on the likely ranges; `held`: on the cache; `cost`:
     on the cost of tokens, or empty."""
     q, c = a.question, a.best
@@ -102,11 +91,9 @@ def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
         out.append(f"{q.gpus - c.gpus} of {q.gpus} GPUs are left over")
     each = f"{c.tokens_per_s / c.gpus:,.0f} tokens/s per GPU"
     out.append(f"{o.tokens_per_s:,.0f} tokens/s, {o.requests_per_s:,.2f} requests/s, {each}")
-    out.append(sure)
+    out += sure
     if cost:
         out.append(cost)
-    if q.open_load and _queue_grows(o, q.offered):
-        out.append(f"{q.offered:,.3g} requests/s come, fewer are answered: the queue grows as long as they come")
     if o.kept and q.sustained:
         shares = (f"{k.share:.1%} ± {k.margin:.1%} keep the limit of {NAMES[k.limit]}" for k in o.kept)
         out.append(f"of {o.requests:,} requests {', '.join(shares)} (95 % confidence)")
@@ -115,9 +102,17 @@ def lines(a: ServingAnswer, sure: str, held: list[str], cost: str) -> list[str]:
     return [*out, *held, f"{a.evaluated:,} candidates in their steady state, {a.simulated:,} of them simulated"]
 
 
-def likely(a: ServingPlanAnswer) -> str:
-    """Return the sentence on the likely ranges of the best deployment's figures."""
-    return words(a.likely, a.likely_basis, has_medians(a.search.question), _time)
+def likely(a: ServingPlanAnswer) -> list[str]:
+    """Return the sentences on the likely ranges of the best deployment's figures, and on how much of its capacity a
+    load at a rate takes."""
+    q, most = a.search.question, a.capacity_requests_per_s
+    said = [words(a.likely, a.likely_basis, has_medians(q), _time)]
+    if most is not None:
+        grows = ": the queue grows as long as they come" if q.offered > most else ""
+        said.append(
+            f"{q.offered:,.3g} requests/s are {q.offered / most:.0%} of the {most:,.3g} that can be answered{grows}"
+        )
+    return said
 
 
 def cache(a: ServingPlanAnswer) -> list[str]:

@@ -7,9 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from phalanx.serving.report import _queue_grows
 from phalanx.serving.simulation.outcome import outcome
-from phalanx.serving.simulation.requests import Requests, equal_requests
+from phalanx.serving.simulation.requests import equal_requests
 from phalanx.serving.simulation.simulation import RequestHistory
 
 _GAP, _WAIT, _FIRST, _STAY, _TOKENS = 0.25, 0.5, 1.0, 5.0, 9
@@ -111,18 +110,3 @@ def test_gaps_are_counted_by_their_tokens() -> None:
     assert 7 <= gap.p99 <= 9
     assert gap.mean == pytest.approx(0.8 * 1 + 0.15 * 3 + 0.05 * 8)
     assert outcome(replace(h, gaps=np.empty((0, 3)))).gap.p99 == 0.0
-
-
-@pytest.mark.parametrize("finite", [True, False])
-@pytest.mark.parametrize("gap", [0.5, 1.0, 2.0, 4.0])
-def test_a_queue_grows_where_requests_come_faster_than_they_are_answered(gap: float, finite: bool) -> None:
-    """One after the other, of a second each."""
-    n, service = 300, 1.0
-    arrival, done = gap * np.arange(n), np.empty(n)
-    for i in range(n):
-        done[i] = max(arrival[i], done[i - 1] if i else 0.0) + service
-    requests = Requests(*(np.ones(n, np.int64) for _ in range(2)), arrival)
-    h = RequestHistory(requests, arrival, done - service, done, done, np.zeros((1, 3)), np.empty((0, 3)), 0)
-    seen = outcome(h, finite=finite)
-    assert _queue_grows(seen, 1 / gap) == (gap < service)
-    assert (seen.queueing.mean > service) == (gap < service)

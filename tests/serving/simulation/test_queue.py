@@ -102,6 +102,20 @@ def test_the_simulation_equals_one_step_after_the_other(examples: int) -> None:
     assert speculated > 20
 
 
+@examples(40, 1000)
+def test_a_slower_engine_is_a_faster_load_seen_slowly(examples: int) -> None:
+    """All steps f times as long, with arrivals that are as far apart: all times are f times as long."""
+    draw = np.random.default_rng(17)
+    for _ in range(examples):
+        (spec, requests), f = _drawn(draw), float(draw.uniform(0.4, 3))
+        price = LinearPrice(**{name: f * seconds for name, seconds in vars(spec.price).items()})
+        slower = replace(spec, price=price, adapter_load_s=f * spec.adapter_load_s)
+        apart = requests if requests.arrival is None else replace(requests, arrival=f * requests.arrival)
+        h, slow = _one(spec, requests), _one(slower, apart)
+        np.testing.assert_allclose(slow.done, f * h.done, rtol=1e-9)
+        np.testing.assert_allclose(slow.first, f * h.first, rtol=1e-9)
+
+
 @examples(60, 1500)
 def test_our_generation_and_the_simulation_execute_one_policy(examples: int) -> None:
     """In steps of a second, requests that our scheduler runs step by step begin and end when the simulation says."""

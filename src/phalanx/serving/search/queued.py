@@ -108,6 +108,16 @@ def with_outcome(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf, longe
     return max(seen, key=lambda each: (excess(q, each), -each.tokens_per_s))
 
 
+def capacity(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> float:
+    """Return the requests/s of an open load that a candidate answers at most: when all its slots are taken. Of a
+    trace, requests of its mean lengths."""
+    users = sum(g.slots * g.count for g in c.groups if g.role != "prefill")
+    full = replace(q, rate=0.0, requests=0, concurrency=users, trace=None)
+    o = with_outcome(full, replace(c, users=users, outcome=None), copy_of).outcome
+    assert o is not None
+    return o.requests_per_s
+
+
 def _of(
     q: ServingQuestion, c: ServingCandidate, counts: tuple[int, ...], copy_of: CopyOf, longer: int
 ) -> ServingOutcome:

@@ -6,7 +6,7 @@ is assumed to equal their mean.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from phalanx.serving.answer import as_request
-from phalanx.serving.likely import figures, kind_of
+from phalanx.serving.likely import Slowed, kind_of, slowed, slowness
 from phalanx.serving.lines.programs import lines
 from phalanx.serving.lines.reading import read_lines
 from phalanx.serving.question import ask
-from phalanx.serving.search.question import ServingCandidate
 from phalanx.serving.search.search import Search, best_of_each
 from phalanx.spec.errors import InputError
 from phalanx.validate.records import Row, load, readable
@@ -48,11 +47,21 @@ class Burst:
     """Engine and kind of load."""
     measured: Mapping[str, float]
     """Figure -> seconds: makespan_s, and the medians ttft_s and tpot_s."""
-    predicted: Mapping[str, float]
+    slowed: Slowed = field(repr=False, compare=False)
+    """The predicted figures by slowness."""
+
+    @property
+    def predicted(self) -> Mapping[str, float]:
+        """Figure -> predicted seconds."""
+        return self.slowed(1)
 
     def ratio(self, figure: str) -> float | None:
         """Return measured over predicted; None: the figure is not published."""
         return self.measured[figure] / self.predicted[figure] if figure in self.measured else None
+
+    def slowness(self, figure: str) -> float:
+        """Return the factor on all times of the engine that a measured figure says."""
+        return slowness(self.slowed, figure, self.measured[figure])
 
 
 def rows() -> list[Row]:
@@ -87,15 +96,15 @@ def scores(of: Sequence[Burst], refused: Sequence[tuple[Row, str]]) -> dict[str,
 
 
 def _burst(row: Row) -> Burst:
-    candidate, kind = _answer(row)
-    assert candidate.outcome is not None
+    kind, slow = _answer(row)
     measured = {"makespan_s": row.number("duration_s") or 0.0}
     measured |= {f"{name}_s": (row.number(f"{name}_p50_ms") or 0.0) / 1e3 for name in ("ttft", "tpot")}
-    return Burst(row, kind, {k: v for k, v in measured.items() if v}, figures(candidate.outcome))
+    return Burst(row, kind, {k: v for k, v in measured.items() if v}, slow)
 
 
-def _answer(row: Row) -> tuple[ServingCandidate, str]:
-    """Return the best candidate of `serve plan --from` for a row's lines, and the kind of load. Raises InputError."""
+def _answer(row: Row) -> tuple[str, Slowed]:
+    """Return the kind of load of a row's lines, and the figures of the best candidate of `serve plan --from` for
+    them. Raises InputError."""
     requests = row.number("requests") or 1.0
     given: dict[str, Any] = {"cluster": _CLUSTERS.get(row["gpu"], row["gpu"])}
     if row["variation"]:
@@ -116,4 +125,4 @@ def _answer(row: Row) -> tuple[ServingCandidate, str]:
     best = search.simulate(best_of_each(candidates, search)[0])
     kind = kind_of(q, best)
     assert kind is not None, row.name
-    return best, kind
+    return kind, slowed(q, best, search.copy_of)
