@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import awkward_module, fault_injection, forked_cli, piped_module, split_module
+from support import awkward_module, fault_injection, forked_cli, listed_module, piped_module, split_module
 from support.rank_pool import Pool
 from support.sizes import examples, sampled
 from torch import nn
@@ -76,6 +76,24 @@ def test_weights_are_never_those_of_before(pool: Pool, depth: int) -> None:
         for found in pool.run(2, awkward_module.odd_passes, line, depth):
             for name, value in truth.items():
                 np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=f"{line} {name}")
+
+
+@pytest.mark.parametrize("line", ["zero=1", "zero=2", "zero=3", "recompute=full"])
+def test_a_list_of_lists_equals_one_process(pool: Pool, line: str) -> None:
+    """`for attention, mlp in blocks`: a ModuleList in a ModuleList is never called, its members are."""
+    truth = pool.run(2, listed_module.train, "zero=0", "pairs")[0]
+    for found in pool.run(2, listed_module.train, line, "pairs"):
+        for name, value in truth.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.parametrize("line", ["zero=1", "zero=3"])
+def test_a_unit_whose_parts_are_called_alone_is_refused(pool: Pool, line: str) -> None:
+    """Its weights would be NaN with zero=3, and with zero=1 and 2 perhaps those of the step before."""
+    for said in pool.run(2, listed_module.refusal, line, "parts"):
+        assert said.startswith("units = 'blocks.0': is not called itself, but its a is"), said
+    with pytest.raises(InputError, match=r"units = 'blocks.0': is a ModuleList without a forward pass"):
+        phalanx.parallelize(module := listed_module.Listed("pairs"), "zero=0", units=[module.blocks[0]])
 
 
 @pytest.mark.parametrize("line", ["zero=1", "zero=2"])

@@ -23,7 +23,7 @@ from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut, SplitNames
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
 from phalanx.runtime.any_module.state import Buffers, ModuleState
-from phalanx.runtime.any_module.units import cut_buckets, cut_chunks
+from phalanx.runtime.any_module.units import cut_buckets, cut_chunks, require_calls
 from phalanx.runtime.checkpoint.async_saver import agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
@@ -88,6 +88,8 @@ class Parallel(nn.Module):
             local = [names for names, rank in zip(cut[0], ranks, strict=True) if rank == place["pp"]]
             filled, of_chunks = cut_chunks(trained, units, strategy, precision, local)
         engine = DataParallel(module, filled, precision, comm, strategy, units, of_chunks)
+        if engine.sharding.state:
+            require_calls(units)
         masters: dict[str, Tensor] = {}
         if not engine.sharding.state:
             separate = master != compute

@@ -1,9 +1,11 @@
 """How any module is cut for the engine: its units, its buckets, and checks for parameters that cannot be
 parallelized."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,12 +58,13 @@ def common_dtype(trained: dict[str, nn.Parameter]) -> str:
 
 def find_units(module: nn.Module, modules: Sequence[nn.Module] | None) -> dict[str, nn.Module]:
     """Return units by their name in the module, in forward order: `modules`, or by default the members of the
-    outermost ModuleLists and Sequentials. Raises InputError if one is not in the module, or two nest."""
+    outermost ModuleLists and Sequentials. Raises InputError if one is not in the module or has no forward pass, or if
+    two nest."""
     names = {id(m): name for name, m in module.named_modules()}
     if modules is None:
         lists = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
         outermost = [m for n, m in lists if not any(n != o and (not o or n.startswith(f"{o}.")) for o, _ in lists)]
-        modules = [child for m in outermost for child in m if next(child.parameters(), None) is not None]
+        modules = [m for outer in outermost for m in _members(outer) if next(m.parameters(), None) is not None]
         modules = list({id(m): m for m in modules}.values())
     units: dict[str, nn.Module] = {}
     for unit in modules:
@@ -69,11 +72,51 @@ def find_units(module: nn.Module, modules: Sequence[nn.Module] | None) -> dict[s
         if not name or name == SHARED:
             reason = "is not a part of the module" if not name else "cannot be a unit's name"
             raise InputError("units", name or type(unit).__name__, reason)
+        if not _has_forward(unit):
+            reason = f"is a {type(unit).__name__} without a forward pass, before which it would be gathered"
+            raise InputError("units", name, reason, "name the modules in it that are called")
         other = next((o for o in units if name.startswith(f"{o}.") or o.startswith(f"{name}.")), None)
         if other is not None:
             raise InputError("units", name, f"contains, or is contained in, {other}", "units do not nest")
         units[name] = unit
     return units
+
+
+def _members(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules in a list that have a forward pass: of a list in it its members."""
+    for child in module.children():
+        if _has_forward(child):
+            yield child
+        else:
+            yield from _members(child)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def require_calls(units: Mapping[str, nn.Module]) -> None:
+    """Refuse, in its first forward pass, a unit that is not called while a part of it is: as `for attention, mlp in
+    blocks`, or by a method of its own. Nothing would gather its parameters, or wait for them."""
+
+    def watch(name: str, unit: nn.Module, part: str, m: nn.Module) -> None:
+        def first(*_: Any) -> None:
+            handle.remove()
+            if m is unit:
+                called.add(name)
+            elif name not in called:
+                reason = f"is not called itself, but its {part} is, for which nothing gathers parameters"
+                remedy = "call the unit, or name what is called: units=[...]"
+                raise InputError("units", name, reason, remedy)
+
+        handle = m.register_forward_pre_hook(first, prepend=True)
+
+    called: set[str] = set()
+    users = Counter(id(p) for unit in units.values() for p in unit.parameters())
+    for name, unit in units.items():
+        for part, m in unit.named_modules():
+            if m is unit or any(p.requires_grad and users[id(p)] == 1 for p in m.parameters(recurse=False)):
+                watch(name, unit, part, m)
 
 
 def recompute_units(units: dict[str, nn.Module]) -> None:
