@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from support.rank_pool import Pool
 from torch import Tensor, nn
 
 import phalanx
-from phalanx.runtime.any_module.first_pass import prove
+from phalanx.runtime.any_module.first_pass import largest_deviation, prove
 from phalanx.runtime.any_module.first_step import joined_deviation
 from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut
@@ -35,6 +36,7 @@ _LAYOUTS = {  # of the first two steps and the next two
     "by_width": ("tp=2", "tp=2,zero=3"),
     "by_heads": ("tp=2", "tp=2,zero=1"),
     "dit": ("zero=3,recompute=full", "tp=4,recompute=full"),
+    "closed_dit": ("tp=2,zero=1", "tp=2"),
 }
 
 
@@ -122,6 +124,7 @@ _WITHOUT = [
     ("vit", "attention.q_norm.weight", None, r"tp_plan = 'attention.q_norm.weight': its gradient differs by"),
     ("vit", "attention.heads", None, r'makes a module that does not run.*divide what .*"attention.heads": "divided"'),
     ("by_heads", "h", None, r'compute another function.* a number of heads as "h": "divided"; else leave'),
+    ("closed_dit", "blocks.*.attention.qkv", "colwise", "attention compute another function than unsplit"),
     ("unet", "left.time", None, "makes a module that does not run"),
     (
         "unet",
@@ -176,6 +179,35 @@ def test_a_first_step_is_compared_with_one_process(pool: Pool, kind: str, world:
         assert f"{wrong}: its gradient differs by" in said, said
 
 
+class _WithLoss(nn.Module):
+    """A model that returns its loss beside the logits, as those of Hugging Face with `labels`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.layer(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+@pytest.mark.parametrize("wish", [0.0, 0.5])
+def test_a_loss_beside_the_logits_is_one_gradient(wish: float) -> None:
+    """What the user sends to the logits too counts, and what the loss sends to them counts once."""
+    model = phalanx.parallelize(_WithLoss(), compare_first="step")
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    out = model(torch.randn(5, 4), labels=torch.tensor([0, 1, 2, 0, 1]))
+    model.backward(out["loss"] + wish * out["logits"].square().mean())
+    assert model.norm() > 0
+
+
+def test_a_gradient_that_is_no_number_is_the_worst() -> None:
+    truth = {name: torch.ones(2) for name in "abc"}
+    for bad in "abc":
+        name, most = largest_deviation(truth, lambda key, bad=bad: math.nan if key == bad else 1e-12)
+        assert (name, math.isnan(most)) == (bad, True)
+
+
 _PROGRAM = """
 import sys, torch, phalanx
 from torch import nn
@@ -195,7 +227,7 @@ model = phalanx.parallelize(net, sys.argv[1], tp_plan=plan, cuts=cuts)
 optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 for step in range(int(sys.argv[3])):
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(model.replica))
-    model.step([(x, x[:, :1]), (2 * x, x[:, :1])], nn.functional.mse_loss)
+    model.step([(x, x[:, :1]), (2 * x, x[:, 1:2])], nn.functional.mse_loss)
     optimizer.step()
 """
 
@@ -287,6 +319,15 @@ def test_a_programs_first_step_is_compared(tmp_path: Path) -> None:
     )  # fmt: skip
     assert answer["joined"] < 1e-4
     assert answer["looks_across"] == ""
+    bad = "model = phalanx.parallelize(net"
+    (tmp_path / "nan.py").write_text(
+        _PROGRAM.replace(bad, f"net[0].weight.register_hook(lambda g: g * torch.nan)\n{bad}")
+    )
+    code, out, _ = forked(tmp_path, "parity --program nan.py --ranks 2 -- zero=1 - 3")
+    assert (code, "DOES NOT HOLD: grad_rel_max no number (0.weight)" in out) == (1, True)
+    (tmp_path / "closed.py").write_text(_PROGRAM.replace("torch.sigmoid(gate)", "0"))
+    out = text_of(tmp_path, "parity --program closed.py --ranks 2 -- zero=1 - 3", run=forked)
+    assert "but 5 of these gradients are zero" in out
     negatives = _PROGRAM.replace("nn.functional.mse_loss", "lambda out, y: (out @ y.T).logsumexp(-1).mean()")
     (tmp_path / "negatives.py").write_text(negatives)
     out = text_of(tmp_path, "parity --program negatives.py --ranks 2 -- zero=1 - 3", run=forked)

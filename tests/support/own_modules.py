@@ -194,14 +194,18 @@ class TwoTowers(nn.Module):
 
 
 class DiT(nn.Module):
-    """A diffusion transformer whose blocks are modulated by a condition (Peebles and Xie 2022)."""
+    """A diffusion transformer whose blocks are modulated by a condition (Peebles and Xie 2022). `closed`: by gates
+    that are zero at first, adaLN-Zero, and with a last layer of zeros."""
 
-    def __init__(self) -> None:
+    def __init__(self, closed: bool = False) -> None:
         super().__init__()
         d = 16
         self.first, self.condition = nn.Linear(4, d), nn.Sequential(nn.Linear(1, d), nn.SiLU(), nn.Linear(d, d))
         self.blocks = nn.ModuleList(_DiTBlock(d) for _ in range(2))
         self.last = nn.Linear(d, 4)
+        for layer in (self.last, *(block.modulation[1] for block in self.blocks)) if closed else ():
+            for p in layer.parameters():
+                nn.init.zeros_(p)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
         c, x = self.condition(t), self.first(x)
@@ -298,6 +302,7 @@ OWN: dict[str, tuple[Callable[[], nn.Module], Callable[[int], tuple[Any, ...]]]]
     "by_width": (ByWidth, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "by_heads": (ByHeads, lambda seed: (_drawn(seed, 2, 5, 8),)),
     "dit": (DiT, lambda seed: (_drawn(seed, 2, 5, 4), _drawn(seed, 2, 1))),
+    "closed_dit": (lambda: DiT(closed=True), lambda seed: (_drawn(seed, 2, 5, 4), _drawn(seed, 2, 1))),
 }
 """By name: what makes the module, and its arguments from a seed."""
 

@@ -92,15 +92,17 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
 @dataclass(frozen=True)
 class ProgramParity(Answer):
     """The deviation of a program's first step from one process, as a share of a gradient's norm. `passes`: number of
-    micro-batches of all replicas; `parameters`: number compared; `worst`: the one that deviates most; `joined`: the
-    deviation of two micro-batches from one batch of both, None where not known; `looks_across`: what it means."""
+    micro-batches of all replicas; `parameters`: number compared, `zero` of them with a gradient of zero; `worst`: the
+    one that deviates most, by `grad_rel_max`, None where that is no number; `joined`: the deviation of two
+    micro-batches from one batch of both, None where not known; `looks_across`: what it means."""
 
     program: str
     strategy: str
     dtype: str
     passes: int
     parameters: int
-    grad_rel_max: float
+    zero: int
+    grad_rel_max: float | None
     worst: str
     bound: float
     joined: float | None

@@ -134,9 +134,11 @@ def program_parity(p: ProgramParity) -> View:
     verdict = "holds" if p.passed else "DOES NOT HOLD"
     worst = f" ({p.worst})" if p.worst else ""
     what = f"{count_words(p.parameters, 'gradient')} of the first step, over {count_words(p.passes, 'micro-batch')}"
-    errors = f"grad_rel_max {p.grad_rel_max:.1e}{worst}, bound {p.bound:.1e}"
+    most = "no number" if p.grad_rel_max is None else f"{p.grad_rel_max:.1e}"
+    errors = f"grad_rel_max {most}{worst}, bound {p.bound:.1e}"
     lines = [f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"]
-    return View([*lines, *([f"but {p.looks_across}"] if p.looks_across else [])])
+    zero = f"but {p.zero} of these gradients are zero in one process too, which says little of their parameters"
+    return View([*lines, *([zero] if p.zero else []), *([f"but {p.looks_across}"] if p.looks_across else [])])
 
 
 def _parity_lines(p: Parity) -> Iterator[str]:

@@ -6,6 +6,9 @@ split block gets a part of its gradient. So before the first step a copy of the 
 batch, without dropout and from the same random state, forward, and backward from equal gradients of the outputs.
 Outputs and the gradient of every parameter are compared. Where outputs differ, the first module is named that is
 called with equal inputs and returns other outputs; else the parameter whose gradient differs most.
+
+Gates that start at zero (adaLN-Zero, LoRA, LayerScale) hide what is behind them: outputs do not depend on it, and its
+gradients are zero, right or wrong. So parameters that are constant get drawn values for the proof.
 """
 
 import copy
@@ -28,6 +31,8 @@ _BOUNDS = {torch.float64: 1e-6, torch.float32: 1e-3}
 """The largest difference as a share of a norm: sums are taken in another order. Other types: 0.1."""
 _FLOOR = 1e-3
 """Norms count as at least this share of the mean norm, so that gradients of zero may differ by rounding."""
+_SMALL = 0.1
+"""Constants below this are drawn anew: a block behind a LayerScale of 1e-6 shows no error."""
 
 Call = tuple[list[Tensor], list[Tensor]]
 """(The tensors among a module's arguments, the tensors that it returned)."""
@@ -42,8 +47,9 @@ class FirstPass:
 
 
 def prove(whole: nn.Module, plan: Mapping[str, str], comm: Comm, args: Any, kwargs: Mapping[str, Any]) -> float:
-    """Run a whole module and its split copy on a batch, all tp ranks together. Returns the largest difference of an
-    output or a gradient. Raises InputError beyond the bound."""
+    """Run a whole module and its split copy on a batch, all tp ranks together; constant parameters of `whole` are
+    drawn. Returns the largest difference of an output or a gradient. Raises InputError beyond the bound."""
+    draw_constants(whole)
     split = copy.deepcopy(whole)
     cuts = split_layers(split, plan, comm)
     expected = one_pass(whole, args, kwargs)
@@ -53,6 +59,21 @@ def prove(whole: nn.Module, plan: Mapping[str, str], comm: Comm, args: Any, kwar
         raise _does_not_run(whole, split, cuts, error) from error
     forward = _require_outputs(split, expected.calls, actual.calls, cuts)
     return max(forward, _require_gradients(expected.gradients, actual.gradients, cuts, comm))
+
+
+@torch.no_grad()
+def draw_constants(module: nn.Module) -> None:
+    """Give trained parameters whose elements are all equal values of usual size, alike on all ranks: matrices
+    N(0, 1 / columns), others near their constant, near 1/2 if that is small."""
+    draw = torch.Generator().manual_seed(0)
+    for p in module.parameters():
+        if not p.requires_grad or not p.numel() or bool((p != p.flatten()[0]).any()):
+            continue
+        noise = torch.randn(p.shape, generator=draw, dtype=torch.float64)
+        constant = float(p.flatten()[0])
+        small = abs(constant) < _SMALL
+        values = noise * (len(p) / p.numel()) ** 0.5 if p.dim() > 1 else noise / 5 + (0.5 if small else constant)
+        p.copy_(values.to(p))
 
 
 def _does_not_run(whole: nn.Module, split: nn.Module, cuts: Mapping[str, Cut], error: Exception) -> InputError:
@@ -122,7 +143,7 @@ def _require_gradients(
     def error(name: str) -> float:
         parts = gather_parts(actual[name], comm)
         wholes = [cuts[name].joined(parts)] if name in cuts else parts
-        return max(float((expected[name].double() - each.double()).norm()) for each in wholes)
+        return float(torch.stack([(expected[name].double() - each.double()).norm() for each in wholes]).max())
 
     culprit, worst = largest_deviation(expected, error)
     if culprit and not worst <= _bound([expected[culprit]]):
@@ -143,7 +164,7 @@ def largest_deviation(truth: Mapping[str, Tensor], error: Callable[[str], float]
     for name in truth:
         off = error(name)
         share = off / max(norms[name], floor) if off else 0.0
-        if not share <= most:  # also where it is no number
+        if not math.isnan(most) and not share <= most:  # also where it is no number, which is then the worst
             worst, most = name, share
     return worst, most
 

@@ -14,10 +14,12 @@ accumulation trains something else, and no comparison of equal micro-batches sho
 apart and joined, and their gradients compared up to a factor, since losses are sums or means.
 """
 
+import copy
 import json
+import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +50,16 @@ _COARSE = 0.1
 @dataclass(frozen=True)
 class StepDeviation:
     """How far the gradients of a step are off one process: |g - g*|₂ / max(|g*|₂, 1e-3 x the mean norm), at most, and
-    the parameter where."""
+    the parameter where; None where that is no number."""
 
     strategy: str
     dtype: str
     passes: int
     """Micro-batches of all replicas."""
     parameters: int
-    grad_rel_max: float
+    zero: int
+    """Parameters whose gradient is zero in one process."""
+    grad_rel_max: float | None
     worst: str
     bound: float
     joined: float | None = None
@@ -76,7 +80,7 @@ class StepDeviation:
     @property
     def passed(self) -> bool:
         """Whether the deviation, a number, is within the bound."""
-        return self.grad_rel_max <= self.bound
+        return self.grad_rel_max is not None and self.grad_rel_max <= self.bound
 
 
 class FirstStep:
@@ -98,6 +102,7 @@ class FirstStep:
         self.begin(module)
         given = _detached(args), _detached(kwargs)
         out = module(*args, **kwargs)
+        out = _apart(out)
         begins: list[Tensor] = []
         for place, t in enumerate(t for t in tensors_in(out) if t.requires_grad):
             begins.append(torch.zeros_like(t))
@@ -146,7 +151,9 @@ class FirstStep:
             what = DTYPE_NAMES.get(self.dtype, str(self.dtype))
             two = [batch for batches in of_two for batch in batches][:2]
             joined = joined_deviation(self.whole, two, step[1]) if step is not None and len(two) > 1 else None
-            result = StepDeviation(strategy, what, len(passes), len(truth), share, worst, bound, joined)
+            zero = sum(not bool(g.any()) for g in truth.values())
+            number = share if math.isfinite(share) else None
+            result = StepDeviation(strategy, what, len(passes), len(truth), zero, number, worst, bound, joined)
         deviation: StepDeviation = comm.gather_objects(result, "world")[0]
         _conclude(deviation, comm.world.rank)
 
@@ -175,7 +182,9 @@ def _conclude(deviation: StepDeviation, rank: int) -> None:
             write_json(Path(file), asdict(deviation))
         raise SystemExit(0)
     if not deviation.passed:
-        reason = f"its gradient differs by {deviation.grad_rel_max:.1e} from that of one process"
+        off = deviation.grad_rel_max
+        differs = "is no number, here or in" if off is None else f"differs by {off:.1e} from that of"
+        reason = f"its gradient {differs} one process"
         raise InputError("strategy", deviation.strategy, f"{deviation.worst}: {reason} in the first step")
     if deviation.looks_across and rank == 0:
         warnings.warn(deviation.looks_across, stacklevel=2)
@@ -197,12 +206,29 @@ def _one_process(
     return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
 
 
+def _apart(out: Any) -> Any:
+    """Return what a module returned with an alias in place of each tensor: its gradient is what the caller sends, and
+    not what also comes from other outputs, as logits returned along with a loss have."""
+    if isinstance(out, Tensor):
+        return out.view_as(out)
+    if isinstance(out, tuple | list):
+        parts = [_apart(item) for item in out]
+        return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
+    if isinstance(out, MutableMapping):
+        aliases = copy.copy(out)
+        for key, item in out.items():
+            aliases[key] = _apart(item)
+        return aliases
+    return out
+
+
 def _detached(value: Any) -> Any:
     """Copy the arguments of a module, with detached tensors, so that later changes do not show."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     if isinstance(value, tuple | list):
-        return type(value)(_detached(item) for item in value)
+        parts = [_detached(item) for item in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, dict):
         return {key: _detached(item) for key, item in value.items()}
     return value
@@ -252,7 +278,8 @@ def _joined(values: Sequence[Any]) -> Any:
     if isinstance(first, Tensor) and first.dim():
         return torch.cat(list(values))
     if isinstance(first, tuple | list):
-        return type(first)(_joined(parts) for parts in zip(*values, strict=True))
+        joined = [_joined(parts) for parts in zip(*values, strict=True)]
+        return type(first)(*joined) if hasattr(first, "_fields") else type(first)(joined)
     if isinstance(first, Mapping):
         return {key: _joined([value[key] for value in values]) for key in first}
     if first is None:

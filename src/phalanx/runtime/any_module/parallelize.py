@@ -25,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.runtime.any_module.batch_norm import synchronise_batch_norms
+from phalanx.runtime.any_module.first_pass import draw_constants
 from phalanx.runtime.any_module.first_step import REQUEST, FirstStep, require_comparable
 from phalanx.runtime.any_module.parallel import Parallel
 from phalanx.runtime.any_module.stages import cut_children, keep_children, without_memory
@@ -137,6 +138,8 @@ def spread(
     module.to(world.device)
     choices = [Choice(op, world.size, 0, transport) for op in _OPS] if transport != "native" else []
     comm = Comm(world, mesh(s), choices)
+    if REQUEST in os.environ:  # the program ends with its first step
+        draw_constants(module)
     with torch.no_grad():
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()

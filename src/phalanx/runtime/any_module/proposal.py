@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from phalanx.runtime.any_module.first_pass import evaluation_mode, tensors_in
+from phalanx.runtime.any_module.first_pass import draw_constants, evaluation_mode, tensors_in
 from phalanx.runtime.any_module.tensor_plan import Matrix, split_layers, tied_layers
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import World
@@ -57,6 +57,8 @@ def propose_tp_plan(
         reason = f"is not what {type(module).__name__}.forward takes ({error})"
         raise InputError("args", None, reason, "give its inputs alone, without the targets of a loss") from None
     plan: dict[str, str] = {}
+    module = copy.deepcopy(module)
+    draw_constants(module)  # behind a gate of zeros no gradient says anything
     with torch.enable_grad(), evaluation_mode(module), torch.random.fork_rng():
         inputs, outs = _inputs(module, *batch)
         taken = tied_layers(module)
