@@ -131,6 +131,14 @@ def test_every_form_is_read_as_its_parsed_keys(case: tuple[str, dict[str, Any], 
         ),
         ("none.sh", "echo hello\n", "is not a configuration of a known framework, and starts no training"),
         ("other.sh", "torchrun mine.py --depth 3\n", "starts mine.py with --depth, which is of no framework"),
+        ("own.sh", "srun -N 3 torchrun --nnodes 3 --nproc-per-node 8 mine.py\n", "starts 24 ranks of mine.py, which"),
+        (
+            "job.yaml",
+            "kind: PyTorchJob\napiVersion: kubeflow.org/v1\nspec:\n  pytorchReplicaSpecs:\n    Worker:\n"
+            "      replicas: 2\n      template: {spec: {containers: [{name: a, command: [sh, -c, 'python -m "
+            "torch.distributed.launch --nnodes=2 --nproc_per_node=8 mine.py']}]}}\n",
+            "phalanx observe --world 16 -- python mine.py shows its step",
+        ),
         (
             "own.sh",
             "torchrun train.py --num_layers 32 --hidden_width 4096 --num_heads 32 --max_width 8 --offload 0\n",

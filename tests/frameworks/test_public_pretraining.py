@@ -28,8 +28,11 @@ def _read(tmp_path: Path, text: str, name: str = "run.sh") -> Configuration:
 def test_the_ranks_of_a_log_are_read(tmp_path: Path) -> None:
     dump = {"world_size": 16, "tensor_model_parallel_size": 2, "num_layers": 4, "hidden_size": 64, "bf16": True}
     dump |= {"micro_batch_size": 1, "seq_length": 64, "num_attention_heads": 4, "lr": 0.1, "swiglu": True}
-    c = _read(tmp_path, "".join(f"  {name} ............ {value}\n" for name, value in dump.items()), "log.txt")
-    assert (c.layout.world, c.layout.dp) == (16, 8)
+    lines = "".join(f"  {name} ............ {value}\n" for name, value in dump.items())
+    c = _read(
+        tmp_path, f"{lines}training ...\n iteration 1/ 10 | elapsed time per iteration (ms): 9.5 |\n", "log.txt"
+    )
+    assert (c.layout.world, c.layout.dp, c.unknown) == (16, 8, {})
 
 
 def test_the_log_of_an_early_megatron_is_read_by_its_own_names(tmp_path: Path) -> None:

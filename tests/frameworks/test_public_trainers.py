@@ -89,6 +89,15 @@ def test_fsdp_offloads_whichever_of_its_files_says_so(away: bool, tmp_path: Path
         assert {origins(words)[name] for name in ("offload", *held)} == {"fsdp"}
 
 
+def test_a_models_file_beside_anothers_is_no_key_of_it(tmp_path: Path) -> None:
+    model = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps(model | {"intermediate_size": 128, "vocab_size": 512}))
+    (tmp_path / "a.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\nfsdp_config: {}\n")
+    c = files.read([tmp_path / "a.yaml", tmp_path / "config.json"])[0]
+    assert c.unknown == {}
+    assert c.spec is not None
+
+
 def test_what_is_learned_from_preferences_alone_is_another_objective(tmp_path: Path) -> None:
     c = _read(tmp_path, "torchrun nash.py --model_name_or_path x --beta 0.1 --per_device_train_batch_size 1")
     assert "another objective" in c.not_modelled["args.beta"].what

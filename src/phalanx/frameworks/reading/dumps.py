@@ -15,7 +15,8 @@ from typing import Any
 
 from phalanx.frameworks.tables import documents
 
-_DOTTED = re.compile(r"^(?:\[?\w[\w\]]*[:\]]\s*)?\s*([A-Za-z_]\w*) \.{3,} ?(.*)$", re.M)
+_DOTTED = re.compile(r"^(?:\[?\w[\w\]]*[:\]]\s*)?\s*([A-Za-z_]\w*) \.{3,} ?(\S.*)$", re.M)
+"""An argument; a line without a value, `training ...`, says what the program does next."""
 _TRAINER = re.compile(r"^(?:.*\b)?(?:\w*TrainingArguments|\w*Config)\($\n(?P<body>(?:^\s*\w+=.*\n?)+)", re.M)
 _TORCHTITAN = re.compile(r"Running with (?:args|configs?): (\{.*)")
 _NEMO = re.compile(r"^\[NeMo I [^\]]*\]\s*$\n(?P<body>(?:^(?: {4}.*)?\n)+)", re.M)

@@ -179,9 +179,9 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
         other = document(path)
         other_kind = kind_of(other)
         place = {"deepspeed": "deepspeed_json", "accelerate": "accelerate"}.get(other_kind or "")
-        if "model_type" in other or "architectures" in other:
-            config = type(config)({**config, "_config_json": str(path)})
-        elif place and place in (*framework.named.values(), "accelerate") and place not in config:
+        if "model_type" in other or "architectures" in other:  # the model's, which `_model` reads
+            continue
+        if place and place in (*framework.named.values(), "accelerate") and place not in config:
             config = config if isinstance(config.get("args"), dict) else {"args": config}
             config = {**config, place: accelerate.tables(other, {}) if place == "accelerate" else other}
         elif (other_kind == kind and isinstance(config, Partial)) or (  # the base that was not found

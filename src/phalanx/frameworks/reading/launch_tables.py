@@ -357,18 +357,21 @@ def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dic
 
 
 def _not_known(started: Started, path: Path) -> InputError:
-    program = plain(started.launch.program)
+    program, world = plain(started.launch.program), started.launch.world or 1
     missing = [note for note in (*started.notes, *started.missing) if note.endswith(MISSING)]
     if missing:
         return InputError("file", str(path), "starts no training that is known by itself", "; ".join(missing[:3]))
-    if not started.args and not started.assigned:
+    ranked = program.endswith(".py") and bool(started.launch.launchers)
+    if not (ranked or started.args or started.assigned):
         return InputError(
             "file", str(path), "is not a configuration of a known framework, and starts no training", known_kinds()
         )
     flags = [f"--{name}" for name in started.args][:3]
     given = f" with {', '.join(flags)}" if flags else ""
-    reason = f"starts {program or 'a program'}{given}, which is of no framework that is known"
-    return InputError("file", str(path), reason, "give the file of its settings, or " + known_kinds())
+    ranks = f"{world} ranks of " if world > 1 else ""
+    reason = f"starts {ranks}{program or 'a program'}{given}, which is of no framework that is known"
+    observed = f"phalanx observe --world {world} -- python {program} shows its step; " if ranked and world > 1 else ""
+    return InputError("file", str(path), reason, f"{observed}give the file of its settings, or {known_kinds()}")
 
 
 def known_kinds() -> str:
