@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.block import BlockSeconds, block_kinds, common_parts
+from phalanx.cost.analytic.block import BlockSeconds, Common, block_kinds, common_parts
 from phalanx.cost.analytic.flow_times import seconds_of
 from phalanx.cost.analytic.kernels import Passes
 from phalanx.cost.analytic.profile import Profile
@@ -25,7 +25,7 @@ from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.layer_flows import carried_bytes, messages
 from phalanx.cost.ledger.live_bytes import live_bytes
 from phalanx.cost.ledger.model_shape import Shape, padded_shape
-from phalanx.cost.ledger.rank_layout import LayoutColumns, stages
+from phalanx.cost.ledger.rank_layout import LayoutColumns, Stages, stages
 from phalanx.spec.strategy.zero_levels import level_columns
 
 
@@ -74,63 +74,114 @@ def step(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, 
     """Return the terms of one step; without `replicas`, omit `dp` and `coding`, the exchange between replicas."""
     shape, layout = padded_shape(shape, layout.tp, profile.vocab_multiple), layout.on_nodes(system.tiers[0].ranks)
     out = Step()
-    terms = out.terms
     common = common_parts(shape, layout, system, profile)
     kinds = block_kinds(shape, layout, system, profile, common)
     parts = stages(shape, layout, profile.balanced)
-    blocks = parts.most
-    m, full = layout.micro_batches, layout.full
-    sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
-    launch_s = profile.launch_s * system.host * sync_factor
-    # An unobserved job may be delayed by its CPUs; its reserved memory assumes that it is not, which reserves more.
-    delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
-    several = np.asarray(layout.world) > system.tiers[0].ranks
-    surely = system.held_up * delay
-    listed = np.where(np.asarray(system.observed) > 0, surely, profile.held_up * several * delay)
+    blocks, m = parts.most, layout.micro_batches
+    # The blocks of the slowest rank, a micro-batch.
     forward: Column = 0.0
     backward: Column = 0.0
     for kind, (block, count) in zip(shape.kinds, kinds, strict=True):
-        share = count / shape.layers * blocks  # blocks of this kind on a rank
-        core_again = kind.attends * (block.attention.forward + block.cp.forward)
-        selected = np.where(profile.per_op > 0, block.by_operation, core_again)
-        number = profile.launches * kind.sublayers / 2
-        number = number + profile.unfused_launches * kernels.unfused(kind, layout, profile)
-        number = number + profile.packed_launches * kind.attends * (np.asarray(layout.document) > 0)
-        if np.any(shape.adapters):
-            fused = 2 * kind.attends + 2 * (np.asarray(kind.ffn) > 0)
-            number = number + _ADAPTER_LAUNCHES * fused * (np.asarray(shape.adapters) > 0)
-        number = number + profile.expert_launches * kind.routes
-        launched = number * (profile.launches > 0) * launch_s
-        hooked = _hooked(kind, shape, layout, profile) * system.host
-        repeated = full * (block.forward - block.unread) + layout.selective * selected + (1 - full) * block.again
-        repeated = repeated + _offloaded(shape, layout, system, profile, block, blocks)
-        adapted = _adapters(shape, layout, system, profile) + _dequantised(shape, layout, system, profile)
-        work = block.backward + repeated + adapted
-        launched_back = launched * (profile.launch_backward + full) + hooked * (1 + full)
-        launched = launched + hooked
-        launched_back = launched_back + (1 - full) * _launched_again(kind, layout, profile) * launch_s
-        f = _slower(block.forward, launched + listed)
-        b = _slower(work, launched_back + listed * (1 + full))
-        for name, part in block.parts.items():
-            terms[name] = terms.get(name, 0) + m * share * (part.forward + part.backward)
-            factors = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
-            out.of[name if kind is shape.kinds[-1] else f"{name}, {_blocks_of(shape, kind)}"] = factors
-        out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
-        out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched + listed}
-        terms["recompute"] = terms.get("recompute", 0) + m * share * repeated
-        if np.any(shape.adapters):
-            out.of["adapters"] = {"micro_batches": m, "blocks": share, "both_passes_s": adapted}
-            terms["adapters"] = terms.get("adapters", 0) + m * share * adapted
-        idle = (f - block.forward) + (b - work)
-        terms["launch"] = terms.get("launch", 0) + m * share * idle
-        out.blocks.append((count, Passes(f, b)))
-        # Within 15 % of each other, the variation from block to block decides who is ahead.
-        cpu = launched + launched_back + surely * (2 + full)
-        keeps_ahead = np.clip((1.15 - cpu / (block.forward + work)) / 0.3, 0.0, 1.0)
-        out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
-        forward = forward + share * f
-        backward = backward + share * b
+        passes = _add_kind(out, kind, block, count, blocks, shape, layout, system, profile)
+        out.blocks.append((count, passes))
+        share = count / shape.layers * blocks
+        forward, backward = forward + share * passes.forward, backward + share * passes.backward
+    # What comes before and after them, and what a pipeline adds.
+    slowest = _add_ends(out, Passes(forward, backward), parts, common, shape, layout, profile)
+    _add_transfers(out, shape, layout, system, profile)
+    once_a_step = [update(shape, layout, system, profile, blocks)]
+    if replicas:
+        once_a_step.insert(0, reduction(shape, layout, system, profile, blocks, Passes(forward, backward)))
+        once_a_step.append(outer_synchronisation(shape, layout, system, profile, blocks, m * (forward + backward)))
+    for more in once_a_step:
+        out.terms |= more.seconds
+        out.of |= more.of
+    out.terms["other"] = profile.step_s + profile.jitter * np.log2(np.maximum(layout.world / 8, 1)) * m * slowest
+    return out
 
+
+def _add_kind(
+    out: Step,
+    kind: BlockKind,
+    block: BlockSeconds,
+    count: Column,
+    blocks: Column,
+    shape: Shape,
+    layout: LayoutColumns,
+    system: System,
+    profile: Profile,
+) -> Passes:
+    """Add the terms of a kind of block, of which the model has `count`, and the slowest rank its part of `blocks`.
+    Return the passes of one: as long as its kernels or their launches, whichever is slower."""
+    m, full, terms = layout.micro_batches, layout.full, out.terms
+    share = count / shape.layers * blocks
+    # The GPU's seconds.
+    core_again = kind.attends * (block.attention.forward + block.cp.forward)
+    selected = np.where(profile.per_op > 0, block.by_operation, core_again)
+    repeated = full * (block.forward - block.unread) + layout.selective * selected + (1 - full) * block.again
+    repeated = repeated + _offloaded(shape, layout, system, profile, block, blocks)
+    adapted = _adapters(shape, layout, system, profile) + _dequantised(shape, layout, system, profile)
+    work = block.backward + repeated + adapted
+    # The host's.
+    launched = _launched(kind, shape, layout, system, profile)
+    listed, surely = _listed(layout, system, profile)
+    passes = Passes(
+        _slower(block.forward, launched.forward + listed),
+        _slower(work, launched.backward + listed * (1 + full)),
+    )
+    # The terms, and the factors of their formulas.
+    for name, part in block.parts.items():
+        terms[name] = terms.get(name, 0) + m * share * (part.forward + part.backward)
+        factors = {"micro_batches": m, "blocks": share, "forward_s": part.forward, "backward_s": part.backward}
+        out.of[name if kind is shape.kinds[-1] else f"{name}, {_blocks_of(shape, kind)}"] = factors
+    out.of["recompute"] = {"micro_batches": m, "blocks": share, "repeated_s": repeated}
+    out.of["launch"] = {"micro_batches": m, "blocks": share, "forward_s": launched.forward + listed}
+    terms["recompute"] = terms.get("recompute", 0) + m * share * repeated
+    if np.any(shape.adapters):
+        out.of["adapters"] = {"micro_batches": m, "blocks": share, "both_passes_s": adapted}
+        terms["adapters"] = terms.get("adapters", 0) + m * share * adapted
+    idle = (passes.forward - block.forward) + (passes.backward - work)
+    terms["launch"] = terms.get("launch", 0) + m * share * idle
+    # Within 15 % of each other, the variation from block to block decides who is ahead.
+    cpu = launched.forward + launched.backward + surely * (2 + full)
+    keeps_ahead = np.clip((1.15 - cpu / (block.forward + work)) / 0.3, 0.0, 1.0)
+    out.ahead = np.where(np.asarray(count) > 0, keeps_ahead, out.ahead)
+    return passes
+
+
+def _launched(kind: BlockKind, shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> Passes:
+    """Return the host's seconds of launching the kernels of a block, and of hooks around its modules."""
+    sync_factor = 1 + profile.launch_sync * (np.minimum(layout.tp, 8) - 1) / 7
+    launch_s = profile.launch_s * system.host * sync_factor
+    number = profile.launches * kind.sublayers / 2
+    number = number + profile.unfused_launches * kernels.unfused(kind, layout, profile)
+    number = number + profile.packed_launches * kind.attends * (np.asarray(layout.document) > 0)
+    if np.any(shape.adapters):
+        fused = 2 * kind.attends + 2 * (np.asarray(kind.ffn) > 0)
+        number = number + _ADAPTER_LAUNCHES * fused * (np.asarray(shape.adapters) > 0)
+    number = number + profile.expert_launches * kind.routes
+    once = number * (profile.launches > 0) * launch_s
+    hooked = _hooked(kind, shape, layout, profile) * system.host
+    again = (1 - layout.full) * _launched_again(kind, layout, profile) * launch_s
+    return Passes(once + hooked, once * (profile.launch_backward + layout.full) + hooked * (1 + layout.full) + again)
+
+
+def _listed(layout: LayoutColumns, system: System, profile: Profile) -> tuple[Column, Column]:
+    """Return the host's seconds per pass of listing tensors for collectives over tp: as the time of a step takes
+    them, and as its reserved memory does. An unobserved job may be delayed by its CPUs; its reserved memory assumes
+    that it is not, which reserves more."""
+    delay = np.where(layout.tp > 1, profile.listed * layout.tp * profile.list_s, 0.0)
+    several = np.asarray(layout.world) > system.tiers[0].ranks
+    surely = system.held_up * delay
+    return np.where(np.asarray(system.observed) > 0, surely, profile.held_up * several * delay), surely
+
+
+def _add_ends(
+    out: Step, blocks: Passes, parts: Stages, common: Common, shape: Shape, layout: LayoutColumns, profile: Profile
+) -> Column:
+    """Add the head, the reference that scores a micro-batch and the bubble, given the passes of the slowest rank's
+    blocks. Return the seconds of a micro-batch on the slowest rank."""
+    m, most, slowest_blocks = layout.micro_batches, parts.most, blocks.forward + blocks.backward
     # A rank that has the embedding too, without a pipeline, pays for both.
     both = 1.0 * (np.asarray(layout.pp) == 1)
     out.head = Passes(
@@ -138,32 +189,21 @@ def step(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, 
     )
     top = out.head.forward + out.head.backward
     # The last rank has the head too; where blocks do not divide evenly, it has fewer blocks.
-    fewer = parts.last * (forward + backward) / blocks
-    slowest_blocks = forward + backward
-    slowest = np.maximum(slowest_blocks, fewer + top)
-    terms["head"] = m * (slowest - slowest_blocks)
+    slowest = np.maximum(slowest_blocks, parts.last * slowest_blocks / most + top)
+    out.terms["head"] = m * (slowest - slowest_blocks)
     if np.any(profile.scored):
         # What scores a micro-batch fills a pipeline as its forward pass does.
-        fill = np.where(layout.pp > 1, layout.bubble * (shape.layers / blocks - 1) * forward / layout.virtual, 0.0)
-        out.of["reference"] = {"micro_batches": m, "passes": profile.scored, "blocks_s": forward}
+        fill = layout.bubble * (shape.layers / most - 1) * blocks.forward / layout.virtual
+        fill = np.where(layout.pp > 1, fill, 0.0)
+        out.of["reference"] = {"micro_batches": m, "passes": profile.scored, "blocks_s": blocks.forward}
         out.of["reference"] |= {"head_s": out.head.forward, "fill_s": fill}
-        terms["reference"] = profile.scored * (m * (forward + out.head.forward) + fill)
-    through = shape.layers / blocks * slowest_blocks + top
+        out.terms["reference"] = profile.scored * (m * (blocks.forward + out.head.forward) + fill)
+    through = shape.layers / most * slowest_blocks + top
     out.of["head"] = {"micro_batches": m, "slowest_s": slowest, "blocks_s": slowest_blocks, "head_s": top}
     out.of["bubble"] = {"through_s": through, "slowest_s": slowest, "virtual": layout.virtual, "pp": layout.pp}
     out.of["bubble"]["share"] = layout.bubble
-    terms["bubble"] = np.where(layout.pp > 1, layout.bubble * (through - slowest) / layout.virtual, 0.0)
-
-    _transfers(out, shape, layout, system, profile)
-    once_a_step = [update(shape, layout, system, profile, blocks)]
-    if replicas:
-        once_a_step.insert(0, reduction(shape, layout, system, profile, blocks, Passes(forward, backward)))
-        once_a_step.append(outer_synchronisation(shape, layout, system, profile, blocks, m * (forward + backward)))
-    for more in once_a_step:
-        terms |= more.seconds
-        out.of |= more.of
-    terms["other"] = profile.step_s + profile.jitter * np.log2(np.maximum(layout.world / 8, 1)) * m * slowest
-    return out
+    out.terms["bubble"] = np.where(layout.pp > 1, layout.bubble * (through - slowest) / layout.virtual, 0.0)
+    return slowest
 
 
 _ADAPTER_LAUNCHES = 4
@@ -220,7 +260,7 @@ def _blocks_of(shape: Shape, kind: BlockKind) -> str:
     return "dense blocks" if plain else kind.label
 
 
-def _transfers(out: Step, shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> None:
+def _add_transfers(out: Step, shape: Shape, layout: LayoutColumns, system: System, profile: Profile) -> None:
     """Add the messages of a pipeline to a step. If each tp rank sends its part of an unsplit stream, the receivers
     gather it within their node (scatter/gather, Narayanan et al. 2021, section 4.1)."""
     message = messages(shape, layout, profile.policy, 1.0)
