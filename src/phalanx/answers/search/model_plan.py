@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -12,12 +13,11 @@ from phalanx.answers.question.query import Query, QueryFields, Source, query_of
 from phalanx.answers.question.question import Premises, Question
 from phalanx.answers.question.searches import first_answer, searches_of
 from phalanx.answers.question.strategy_line import as_given
+from phalanx.answers.search.weighing import Weighing, training_expense
 from phalanx.answers.search.whole_training import (
     PricedOffer,
     cheapest,
-    objective_value,
     require_in_time,
-    uneven_steps_of,
 )
 from phalanx.answers.search.wishes import FASTEST, Wishes
 from phalanx.cost.analytic.state_parts import StatePerParameter
@@ -28,15 +28,12 @@ from phalanx.planning.expense.expense import Expense, with_interval
 from phalanx.planning.expense.rates import ExpenseRates, rates_on, require_counted
 from phalanx.planning.explain.analytic import AnalyticSubject, state_in
 from phalanx.planning.lengths.distribution import parse_lengths
-from phalanx.planning.lengths.dynamic import CONDITIONS
 from phalanx.planning.lengths.steps import UnevenStep
-from phalanx.planning.search.column_pricing import Pricing
-from phalanx.planning.search.limits import conditions
 from phalanx.planning.search.planner import COST_OBJECTIVES, Objective, SearchAnswer, answer
 from phalanx.planning.search.refine import RankedStrategy
 from phalanx.planning.search.replicas_alone import StepsAlone, steps_alone_around
 from phalanx.planning.search.variations import ConditionCost, condition_costs, offers
-from phalanx.planning.training_cost import TrainingCost, expense_on, training_cost
+from phalanx.planning.training_cost import TrainingCost, training_cost
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.plan import Plan
@@ -243,47 +240,18 @@ def _search(
     known: Sequence[Strategy],
     fewer: bool,
 ) -> ModelPlan:
+    # The number of GPUs, and what a candidate costs.
     rates = rates_on(question.pricing.cluster.device.name, wishes.given_rates(), _PHASES[wishes.losses is not None])
     require_counted(rates, wishes.objective)
     gpus, goal, offered = _number_of_gpus(question, wishes, rates, announce)
-
     lengths = parse_lengths(wishes.lengths) if wishes.lengths is not None else None
-    dynamic = lengths is not None and lengths.way == "dynamic"
-    if lengths is not None and dynamic and lengths.slot:
+    weighing = Weighing(wishes, rates, gpus, goal, lengths)
+    if lengths is not None and weighing.dynamic and lengths.slot:
         reason = "states the tokens a rank, which a search chooses: a sequence's over cp"
         raise InputError("lengths", lengths.line, reason, "use +dynamic alone")
-    uneven: dict[Strategy, UnevenStep] = {}
-    draw = uneven_steps_of(lengths, uneven)
-
-    def pricing(count: int) -> Pricing:
-        p = replace(question.pricing_on(count), headroom=wishes.headroom)
-        if lengths is None:
-            return p
-        wanted = (*p.wanted, *conditions(CONDITIONS)[0]) if dynamic else p.wanted
-        return replace(p, wanted=wanted, extra=replace(p.extra, document=lengths.document(p.job.seq)))
-
+    pricing = partial(weighing.pricing, question)
     objective: Objective = "memory" if wishes.objective == "memory" else "throughput"
-
-    def whole_training(r: RankedStrategy, p: Pricing) -> TrainingCost | None:
-        lost = wishes.losses and wishes.losses(p, r.strategy, r.seconds)
-        step = uneven.get(r.strategy)
-        trained = p.job.global_batch * p.job.seq if step is None else step.tokens_per_s * step.step_s
-        return None if goal is None else training_cost(goal, trained, step.step_s if step else r.seconds, lost)
-
-    def full_step(r: RankedStrategy, p: Pricing) -> float:
-        """Seconds in which as many tokens are trained as full sequences have."""
-        step = uneven.get(r.strategy)
-        return r.seconds if step is None else p.job.global_batch * p.job.seq / step.tokens_per_s
-
-    def weigh(r: RankedStrategy, p: Pricing) -> float:
-        draw(p, r.strategy)
-        cost = whole_training(r, p)
-        if cost is None:
-            return full_step(r, p)
-        if wishes.objective not in COST_OBJECTIVES:
-            return cost.days
-        return objective_value(_expense(p, gpus, r.seconds, rates, cost), wishes.objective)
-
+    # The search, and what its conditions cost.
     result = answer(
         pricing,
         gpus,
@@ -292,36 +260,50 @@ def _search(
         fewer=fewer,
         watch=watch,
         hints=known,
-        weigh=weigh if wishes.losses or lengths else None,
+        weigh=weighing.weigh if wishes.losses or lengths else None,
         weighed=_WEIGHED if lengths else None,
     )
     if goal is not None and wishes.deadline is not None:
         first = result.ranked[0]
-        step_s = full_step(first, result.pricing)
+        step_s = weighing.full_step(first, result.pricing)
         require_in_time(goal, result.pricing, first.strategy, step_s, wishes.deadline, wishes.losses)
-    whole: ConditionCost | None = None
-    each: tuple[ConditionCost, ...] = ()
+    costs: tuple[ConditionCost | None, tuple[ConditionCost, ...]] = None, ()
     if result.pricing.wanted:
-        whole, each = condition_costs(pricing, gpus, result.best.seconds)
-    plain_s = None if whole is None else whole.seconds
+        costs = condition_costs(pricing, gpus, result.best.seconds)
     best, p = result.to_run, result.pricing
-    draw(p, best.strategy)
+    weighing.draw(p, best.strategy)
     plan = plan_of(p, best.priced, best.run, best.mfu, query.cluster or "", question.precision)
+    plan = replace(plan, job=replace(p.job, documents="dynamic")) if weighing.dynamic else plan
+    subject = AnalyticSubject(
+        lambda n: p if n == gpus else pricing(n), result.best.strategy, gpus, wishes.headroom, result.prices
+    )
+    return _answer(question, result, weighing, offered, costs, plan, subject)
+
+
+def _answer(
+    question: Question,
+    result: SearchAnswer,
+    weighing: Weighing,
+    offered: Sequence[PricedOffer],
+    costs: tuple[ConditionCost | None, tuple[ConditionCost, ...]],
+    plan: Plan,
+    subject: AnalyticSubject,
+) -> ModelPlan:
+    """Return what a search found as its answer. `costs`: of all conditions together, and of each."""
+    best, p, (whole, each) = result.to_run, result.pricing, costs
+    plain_s = None if whole is None else whole.seconds
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
-        weighed = lengths is None or r.strategy in uneven
-        training, step = (whole_training(r, p), full_step(r, p)) if weighed else (None, r.seconds)
-        expense = _expense(p, r.strategy.world, step, rates, training)
-        return _plan(r, result, training, expense, uneven.get(r.strategy))
+        return _plan(r, result, weighing)
 
     return ModelPlan(
         question=question.premises,
         model=p.model,
         device=p.cluster.device.name,
-        gpus=gpus,
+        gpus=weighing.gpus,
         options=p.extra,
         headroom=p.headroom,
-        rates=rates,
+        rates=weighing.rates,
         best=planned(best),
         alternatives=tuple(map(planned, result.ranked[1:])),
         families={r.family: planned(r) for r in result.families},
@@ -347,12 +329,10 @@ def _search(
         strategies_priced_one_by_one=result.examined,
         search_s=result.seconds,
         notes=question.notes,
-        plan=replace(plan, job=replace(p.job, documents="dynamic")) if dynamic else plan,
+        plan=plan,
         search=result,
-        subject=AnalyticSubject(
-            lambda n: p if n == gpus else pricing(n), result.best.strategy, gpus, wishes.headroom, result.prices
-        ),
-        goal=goal,
+        subject=subject,
+        goal=weighing.goal,
     )
 
 
@@ -371,7 +351,7 @@ def _number_of_gpus(
         p = question.pricing_on(o.gpus)
         lost = wishes.losses and wishes.losses(p, o.strategy, o.seconds)
         cost = training_cost(replace(goal, gpus=o.gpus), job.global_batch * job.seq, o.seconds, lost)
-        offered.append((o, cost, _expense(p, o.gpus, o.seconds, rates, cost)))
+        offered.append((o, cost, training_expense(p, o.gpus, o.seconds, rates, cost)))
     if offered:
         best, cost, _ = cheapest(offered, wishes.objective, wishes.deadline)
         limit = "" if wishes.deadline is None else f" in {wishes.deadline:g} days"
@@ -382,21 +362,14 @@ def _number_of_gpus(
     return gpus, replace(goal, gpus=gpus), offered
 
 
-def _expense(p: Pricing, gpus: int, step_s: float, rates: ExpenseRates, training: TrainingCost | None) -> Expense:
-    rate = p.job.global_batch * p.job.seq / step_s
-    return expense_on(gpus, rate, rates, gpus > p.cluster.ranks_per_node, training)
-
-
-def _plan(
-    r: RankedStrategy,
-    result: SearchAnswer,
-    training: TrainingCost | None,
-    expense: Expense,
-    lengths: UnevenStep | None,
-) -> PlannedStrategy:
-    job = result.pricing.job
+def _plan(r: RankedStrategy, result: SearchAnswer, weighing: Weighing) -> PlannedStrategy:
+    p, job = result.pricing, result.pricing.job
+    # The expense of the whole training, or of a million tokens.
+    weighed = weighing.lengths is None or r.strategy in weighing.uneven
+    training, step_s = (weighing.whole_training(r, p), weighing.full_step(r, p)) if weighed else (None, r.seconds)
+    spent = training_expense(p, r.strategy.world, step_s, weighing.rates, training)
     rate = job.global_batch * job.seq / r.seconds
-    sure = interval_in(result.pricing, r.priced.terms, result.pricing.stack)
+    sure = interval_in(p, r.priced.terms, p.stack)
     return PlannedStrategy(
         strategy=r.strategy,
         family=r.family,
@@ -408,14 +381,14 @@ def _plan(
         micro_batches=r.strategy.accumulation(job),
         mfu=r.mfu,
         memory_bytes=r.priced.bytes_,
-        usable_bytes=result.pricing.allocatable,
+        usable_bytes=p.allocatable,
         communication_share=r.priced.communication,
         bubble_share=r.run.bubble / r.seconds,
         imbalance=r.run.imbalance,
         terms_s=r.priced.terms,
         memory_terms=r.priced.memory_terms,
-        state=state_in(result.pricing, r.strategy),
+        state=state_in(p, r.strategy),
         training=training,
-        expense=with_interval(expense, sure.low, sure.high),
-        lengths=lengths,
+        expense=with_interval(spent, sure.low, sure.high),
+        lengths=weighing.uneven.get(r.strategy),
     )

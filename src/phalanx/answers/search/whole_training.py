@@ -5,26 +5,11 @@ from dataclasses import replace
 
 from phalanx.planning.budget import Goal
 from phalanx.planning.expense.expense import Expense
-from phalanx.planning.lengths.distribution import Lengths
-from phalanx.planning.lengths.steps import UnevenStep, UnevenSteps
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.variations import Offer
 from phalanx.planning.training_cost import TrainingCost, TrainingLosses, training_cost
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.spec import Strategy
-
-
-def uneven_steps_of(
-    lengths: Lengths | None, known: dict[Strategy, UnevenStep]
-) -> Callable[[Pricing, Strategy], None]:
-    """Return a function that adds a strategy's step with documents of these lengths to `known`, if it lacks it."""
-
-    def draw(p: Pricing, s: Strategy) -> None:
-        if lengths is not None and s not in known:
-            known[s] = UnevenSteps(replace(p, extra=replace(p.extra, document=0)), s, lengths).asked()
-
-    return draw
-
 
 Losses = Callable[[Pricing, Strategy, float], TrainingLosses]
 """Failures of a training, as a function of pricing, strategy and seconds of a step."""
