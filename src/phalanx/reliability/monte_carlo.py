@@ -6,9 +6,11 @@ distribution, Jeffreys' prior). A failed node is repaired in a fixed time, and a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
+import numpy.typing as npt
 
 from phalanx.reliability.closed_form import FailureCause, Floats, Saving
 
@@ -47,88 +49,160 @@ def simulate(
     `spares`: spare nodes; None: always enough. `share_kept`: the share of its speed at which a job works on while it
     waits for a node."""
     random = np.random.default_rng(seed)
-    n = trials
-    rates = np.array(
-        [
-            np.full(n, c.per_s)
-            if c.count is None
-            else c.per_s * random.gamma(c.count + 0.5, 1, n) / max(c.count, 0.5)
-            for c in causes
-        ]
-    ).reshape(len(causes), n)
+    rates = _drawn_rates(causes, random, trials)
     rate = rates.sum(axis=0)
     chances = np.cumsum(rates, axis=0) / np.where(rate > 0, rate, 1.0)
-    detect, restart = (np.array([getattr(c, f) for c in causes] or [0.0]) for f in ("detect_s", "restart_s"))
-    takes = np.array([c.takes_node for c in causes] or [False])
     goal, end = (np.inf if limit is None else float(limit) for limit in (work_s, wall_s))
-    stall, lag, period, shared_every = saving.stall_s, saving.lag_s, interval_s + saving.stall_s, saving.shared_every
-    wall, useful, saved, lost = (np.zeros(n) for _ in range(4))
-    detected, restarted, waited, failed = (np.zeros(n) for _ in range(4))
-    comes_back = np.zeros(n)  # seconds of restart that are still to pass
-    since = np.zeros(n)  # saves made after the last shared one
-    open_ = np.ones(n, dtype=bool)
-    pool = None if spares is None else np.zeros((n, spares + 1))
+    running = _Running(trials, saving, min(interval_s, _NEVER), goal, end, spares, repair_s, share_kept)
+    columns = _CauseColumns.of(causes)
     while True:
         with np.errstate(divide="ignore"):
-            until = random.exponential(1.0, n) / rate
-        active = np.maximum(until - comes_back, 0.0)
-        # Would the training end before this failure?
-        left = goal - useful
-        with np.errstate(invalid="ignore"):
-            pauses = np.maximum(np.ceil(left / interval_s) - 1, 0.0) * stall if np.isfinite(interval_s) else 0 * left
-        ends = np.minimum(wall + comes_back + left + pauses, end)
-        over = open_ & (ends <= wall + until)
-        if over.any():
-            passed = np.minimum(ends - wall, comes_back)
-            at_work = ends - wall - passed
-            full = np.floor(at_work / period) if np.isfinite(period) else np.zeros(n)
-            rest = np.minimum(at_work - full * period, interval_s)
-            restarted += np.where(over, passed, 0.0)
-            done = full * interval_s + rest if work_s is None else left
-            useful += np.where(over, done, 0.0)
-            saved += np.where(over, at_work - done, 0.0)
-            wall = np.where(over, ends, wall)
-            open_ &= ~over
-        if not open_.any():
-            return Trials(wall, useful, saved, lost, detected, restarted, waited, failed)
+            until = random.exponential(1.0, trials) / rate
+        running.end_before(until)
+        if running.open_.any():
+            running.fail((random.random(trials) > chances[:-1]).sum(axis=0), until, columns)
+        if not running.open_.any():
+            return running.trials()
+
+
+def _drawn_rates(causes: Sequence[FailureCause], random: np.random.Generator, trials: int) -> Floats:
+    """Return failures a second, causes x trials: of a cause whose failures were counted, from its posterior."""
+    rates = [
+        np.full(trials, c.per_s)
+        if c.count is None
+        else c.per_s * random.gamma(c.count + 0.5, 1, trials) / max(c.count, 0.5)
+        for c in causes
+    ]
+    return np.array(rates).reshape(len(causes), trials)
+
+
+@dataclass(frozen=True)
+class _CauseColumns:
+    """Seconds until a failure of each cause is seen, seconds of its restart, and whether it takes a node."""
+
+    detect_s: Floats
+    restart_s: Floats
+    takes_node: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, causes: Sequence[FailureCause]) -> Self:
+        """Return the columns of causes; without any, of one that never occurs."""
+        detect, restart = (np.array([getattr(c, f) for c in causes] or [0.0]) for f in ("detect_s", "restart_s"))
+        return cls(detect, restart, np.array([c.takes_node for c in causes] or [False]))
+
+
+@dataclass
+class _Running:
+    """Trials under way: limits of all, and columns of one entry a trial."""
+
+    n: int
+    saving: Saving
+    interval_s: float
+    goal: float
+    """Seconds of work at which a trial ends; infinite if time ends it."""
+    end: float
+    """Seconds of wall time at which a trial ends; infinite if its work ends it."""
+    spares: int | None
+    repair_s: float
+    share_kept: float
+    wall: Floats = field(init=False)
+    useful: Floats = field(init=False)
+    saved: Floats = field(init=False)
+    lost: Floats = field(init=False)
+    detected: Floats = field(init=False)
+    restarted: Floats = field(init=False)
+    waited: Floats = field(init=False)
+    failed: Floats = field(init=False)
+    comes_back: Floats = field(init=False)
+    """Seconds of restart that are still to pass."""
+    since: Floats = field(init=False)
+    """Saves made after the last shared one."""
+    open_: npt.NDArray[np.bool_] = field(init=False)
+    pool: Floats | None = field(init=False)
+    """Seconds at which each spare is ready, trials x (spares and the node that failed); None: always enough."""
+
+    def __post_init__(self) -> None:
+        for name in (*_PARTS, "comes_back", "since"):
+            setattr(self, name, np.zeros(self.n))
+        self.open_ = np.ones(self.n, dtype=bool)
+        self.pool = None if self.spares is None else np.zeros((self.n, self.spares + 1))
+
+    @property
+    def period_s(self) -> float:
+        """Seconds from save to save."""
+        return self.interval_s + self.saving.stall_s
+
+    def trials(self) -> Trials:
+        """Return the trials as they stand."""
+        return Trials(*(getattr(self, name) for name in _PARTS))
+
+    def end_before(self, until: Floats) -> None:
+        """End the trials that are done before their next failure, which comes `until` seconds from now."""
+        left = self.goal - self.useful
+        saves = np.maximum(np.ceil(np.where(np.isinf(left), 0.0, left) / self.interval_s) - 1, 0.0)
+        ends = np.minimum(self.wall + self.comes_back + left + saves * self.saving.stall_s, self.end)
+        over = self.open_ & (ends <= self.wall + until)
+        if not over.any():
+            return
+        passed = np.minimum(ends - self.wall, self.comes_back)
+        at_work = ends - self.wall - passed
+        full = np.floor(at_work / self.period_s)
+        rest = np.minimum(at_work - full * self.period_s, self.interval_s)
+        done = full * self.interval_s + rest if np.isinf(self.goal) else left
+        self.restarted += np.where(over, passed, 0.0)
+        self.useful += np.where(over, done, 0.0)
+        self.saved += np.where(over, at_work - done, 0.0)
+        self.wall = np.where(over, ends, self.wall)
+        self.open_ &= ~over
+
+    def fail(self, kind: npt.NDArray[np.intp], until: Floats, causes: _CauseColumns) -> None:
+        """Let every open trial work until it fails, `until` seconds from now, by the cause `kind`; come back to a
+        durable save; and wait for a node where the cause takes one."""
         # Work up to the failure, of which durable saves remain.
-        kept = np.floor(np.maximum(active - lag, 0.0) / period) if np.isfinite(period) else np.zeros(n)
-        kind = (random.random(n) > chances[:-1]).sum(axis=0)
-        passed = np.minimum(until, comes_back)
-        node = takes[kind]
-        before = useful
-        counted = since + kept
-        newly = np.floor(counted / shared_every) * shared_every
-        shared = before + (newly - since) * interval_s
-        after = np.where(node, shared, before + kept * interval_s)
-        since = np.where(node, 0.0, counted - newly)
-        useful = np.where(open_, after, useful)
-        spent = kept * stall
-        saved += np.where(open_, spent, 0.0)
-        lost += np.where(open_, active - spent - (after - before), 0.0)
-        restarted += np.where(open_, passed, 0.0)
-        seen = np.where(open_, detect[kind], 0.0)
-        detected += seen
-        failed += open_
-        now = wall + until + seen
-        wait = np.zeros(n)
-        if pool is not None:
-            taken = np.flatnonzero(open_ & node)
-            pool[taken, -1] = now[taken] + repair_s
-            first = pool[taken].argmin(axis=1)
-            wait[taken] = np.maximum(pool[taken, first] - now[taken], 0.0) * (1 - share_kept)
-            pool[taken, first] = pool[taken, -1]
-        waited += wait
-        wall = np.where(open_, now + wait, wall)
-        comes_back = np.where(open_, restart[kind], comes_back)
+        active = np.maximum(until - self.comes_back, 0.0)
+        kept = np.floor(np.maximum(active - self.saving.lag_s, 0.0) / self.period_s)
+        node = causes.takes_node[kind]
+        counted, every = self.since + kept, self.saving.shared_every
+        newly = np.floor(counted / every) * every
+        after = self.useful + np.where(node, newly - self.since, kept) * self.interval_s
+        self.since = np.where(node, 0.0, counted - newly)
+        spent = kept * self.saving.stall_s
+        self.saved += np.where(self.open_, spent, 0.0)
+        self.lost += np.where(self.open_, active - spent - (after - self.useful), 0.0)
+        self.useful = np.where(self.open_, after, self.useful)
+        # The restart.
+        self.restarted += np.where(self.open_, np.minimum(until, self.comes_back), 0.0)
+        self.comes_back = np.where(self.open_, causes.restart_s[kind], self.comes_back)
+        seen = np.where(self.open_, causes.detect_s[kind], 0.0)
+        self.detected += seen
+        self.failed += self.open_
+        now = self.wall + until + seen
+        wait = self._wait(now, self.open_ & node)
+        self.waited += wait
+        self.wall = np.where(self.open_, now + wait, self.wall)
         # Time may run out while the job is down.
-        late = open_ & (wall >= end)
+        late = self.open_ & (self.wall >= self.end)
         if late.any():
-            over_by = np.where(late, wall - end, 0.0)
-            of_wait = np.minimum(over_by, wait)
-            waited -= of_wait
-            detected -= over_by - of_wait
-            wall = np.where(late, end, wall)
-            open_ &= ~late
-            if not open_.any():
-                return Trials(wall, useful, saved, lost, detected, restarted, waited, failed)
+            excess = np.where(late, self.wall - self.end, 0.0)
+            of_wait = np.minimum(excess, wait)
+            self.waited -= of_wait
+            self.detected -= excess - of_wait
+            self.wall = np.where(late, self.end, self.wall)
+            self.open_ &= ~late
+
+    def _wait(self, now: Floats, fails: npt.NDArray[np.bool_]) -> Floats:
+        """Return the seconds for which trials wait for a spare node, in place of one that fails `now`."""
+        wait = np.zeros(self.n)
+        if self.pool is not None:
+            taken = np.flatnonzero(fails)
+            self.pool[taken, -1] = now[taken] + self.repair_s
+            first = self.pool[taken].argmin(axis=1)
+            wait[taken] = np.maximum(self.pool[taken, first] - now[taken], 0.0) * (1 - self.share_kept)
+            self.pool[taken, first] = self.pool[taken, -1]
+        return wait
+
+
+_NEVER = 1e30
+"""Seconds between saves that are never made."""
+_PARTS = ("wall", "useful", "saved", "lost", "detected", "restarted", "waited", "failed")
+"""Columns of a trial, in the order of Trials."""
