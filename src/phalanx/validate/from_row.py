@@ -88,75 +88,18 @@ def _unstated_zero(row: Row) -> str:
 
 def case(row: Row) -> Case:
     """Turn a row into a Case. Raises Unspecified with the reason if the row is incomplete or contradicts itself."""
-    model = model_of(row)
-    stack = stacks.stack_of(row)
-    gpus = row.count("gpus")
-    if row.group == "megatron-ci-golden/small":
-        gpus = gpus or _CI_GPUS
-    if not gpus:
-        raise Unspecified("the number of GPUs is not stated")
-    degrees = {name: row.count(name) for name in ("tp", "pp", "cp", "dp")}
-    stated = prod(1 if degree is None else degree for degree in degrees.values())
-    if degrees["dp"] is None and stated and gpus % stated == 0 and degrees["tp"]:
-        degrees["dp"], stated = gpus // stated, gpus
-    if stated != gpus and not any(degrees.values()):
-        raise Unspecified("the degrees tp, pp, cp and dp are not stated")
-    if stated != gpus:
-        factors = " x ".join(f"{name}={'?' if d is None else d}" for name, d in degrees.items())
-        raise Unspecified(f"{factors} is not gpus={gpus}")
-    tp, pp, cp, dp = (degrees[name] or 1 for name in ("tp", "pp", "cp", "dp"))
-    batch, seq, micro = row.count("gbs"), row.count("seq_len"), row.count("mbs")
-    if not seq:
-        raise Unspecified("the sequence length is not stated")
-    if not batch and micro and pp == 1:
-        batch = micro * dp * (row.count("grad_accum") or 1)  # a rate per GPU hardly depends on the accumulation
-    if not batch:
-        raise Unspecified("the global batch is not stated")
-    if not micro and dp and row.count("grad_accum"):
-        micro = batch // (dp * (row.count("grad_accum") or 1))
-    if not micro:
-        raise Unspecified("the micro-batch is not stated")
-    if row.family == "torchtitan" and pp > 1:
-        micro = 1
-    accumulation = row.count("grad_accum") or batch // (micro * dp)
-    if micro * accumulation * dp != batch:
-        raise Unspecified(f"mbs={micro} x grad_accum={accumulation} x dp={dp} is not gbs={batch}")
-    zero = row["zero_stage"] or _unstated_zero(row)
-    if zero not in ("0", "1", "2", "3"):
-        zero = "3"
-    shard = row.count("fsdp_shard") or _FSDP.get(row["model"].lower())
-    if row["model"].lower() in _FSDP:
-        zero = "3"
-    if shard is None and row["framework"] in ("MaxText", "PAX"):
-        shard = _JAX_SHARD
-    ep = row.count("ep", 1) or 1
-    over_tp = row.moe and _TP_EXPERTS.match(row["framework"]) and dp * cp % ep == 0
-    bf16 = row["precision"] != "fp16"
+    model, stack = model_of(row), stacks.stack_of(row)
+    gpus = _gpus(row)
     try:
-        strategy = Strategy(
-            dp=dp,
-            zero=int(zero) if dp > 1 or cp > 1 or stack.name == "deepspeed" else 0,  # type: ignore[arg-type]
-            shard=shard if shard and dp % shard == 0 and dp > 1 and zero != "0" else None,
-            tp=tp,
-            sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack.name)),
-            cp=cp,
-            ep=ep,
-            etp=row.count("etp", tp if over_tp else 1) or 1,
-            pp=pp,
-            virtual=(row.count("vpp") or _CHUNKS.get((row.group, row["model"], row["gpu"], row["precision"]), 1))
-            if pp > 1
-            else 1,
-            micro_batch=micro,
-            recompute=(stacks.named_modules(row) if is_hybrid(row) else "") or stacks.recomputation(row),
-        )
-        job = Job(batch, seq, Precision("bfloat16" if bf16 else "float16"))
+        strategy, batch, seq = _strategy(row, stack.name, gpus)
+        job = Job(batch, seq, Precision("float16" if row["precision"] == "fp16" else "bfloat16"))
     except InputError as error:
         raise Unspecified(str(error)) from None
     if row["task"] not in _TASKS:
         raise Unspecified(f"task {row['task']} is not modelled")
     placed = layout(strategy, job, model.layers, stacks.number_format(row))
     # Tests too small for their time to mean anything, and pipelines run before a fix, count for memory only.
-    timed = "MEMORY only" not in row["notes"] and (pp == 1 or "after_pp_fix=False" not in row["notes"])
+    timed = "MEMORY only" not in row["notes"] and (strategy.pp == 1 or "after_pp_fix=False" not in row["notes"])
     measured_s = row.step_s(gpus, batch) if timed else None
     if model not in _SHAPES:
         try:
@@ -192,6 +135,82 @@ _OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")
 _QKV_ALONE = ("llama3-70b",)
 """Models with adapters on `linear_qkv` alone, which Megatron-Bridge's recipes say and its tables leave out (573cd8b,
 scripts/performance/configs/llama/llama3_llm_finetune.py, llama3_70b_lora_config_h100)."""
+
+
+def _gpus(row: Row) -> int:
+    gpus = row.count("gpus")
+    if row.group == "megatron-ci-golden/small":
+        gpus = gpus or _CI_GPUS
+    if not gpus:
+        raise Unspecified("the number of GPUs is not stated")
+    return gpus
+
+
+def _strategy(row: Row, stack: str, gpus: int) -> tuple[Strategy, int, int]:
+    """Return a row's strategy, global batch and sequence length. Raises Unspecified, and InputError for a strategy
+    that cannot be."""
+    tp, pp, cp, dp = _degrees(row, gpus)
+    batch, seq, micro = _batch(row, dp, pp)
+    zero = row["zero_stage"] or _unstated_zero(row)
+    shard = row.count("fsdp_shard") or _FSDP.get(row["model"].lower())
+    if zero not in ("0", "1", "2", "3") or row["model"].lower() in _FSDP:
+        zero = "3"
+    if shard is None and row["framework"] in ("MaxText", "PAX"):
+        shard = _JAX_SHARD
+    ep = row.count("ep", 1) or 1
+    over_tp = row.moe and _TP_EXPERTS.match(row["framework"]) and dp * cp % ep == 0
+    chunks = row.count("vpp") or _CHUNKS.get((row.group, row["model"], row["gpu"], row["precision"]), 1)
+    strategy = Strategy(
+        dp=dp,
+        zero=int(zero) if dp > 1 or cp > 1 or stack == "deepspeed" else 0,  # type: ignore[arg-type]
+        shard=shard if shard and dp % shard == 0 and dp > 1 and zero != "0" else None,
+        tp=tp,
+        sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack)),
+        cp=cp,
+        ep=ep,
+        etp=row.count("etp", tp if over_tp else 1) or 1,
+        pp=pp,
+        virtual=chunks if pp > 1 else 1,
+        micro_batch=micro,
+        recompute=(stacks.named_modules(row) if is_hybrid(row) else "") or stacks.recomputation(row),
+    )
+    return strategy, batch, seq
+
+
+def _degrees(row: Row, gpus: int) -> tuple[int, int, int, int]:
+    """Return tp, pp, cp and dp. Raises Unspecified if their product is not the number of GPUs."""
+    degrees = {name: row.count(name) for name in ("tp", "pp", "cp", "dp")}
+    stated = prod(1 if degree is None else degree for degree in degrees.values())
+    if degrees["dp"] is None and stated and gpus % stated == 0 and degrees["tp"]:
+        degrees["dp"], stated = gpus // stated, gpus
+    if stated != gpus and not any(degrees.values()):
+        raise Unspecified("the degrees tp, pp, cp and dp are not stated")
+    if stated != gpus:
+        factors = " x ".join(f"{name}={'?' if d is None else d}" for name, d in degrees.items())
+        raise Unspecified(f"{factors} is not gpus={gpus}")
+    tp, pp, cp, dp = (degrees[name] or 1 for name in ("tp", "pp", "cp", "dp"))
+    return tp, pp, cp, dp
+
+
+def _batch(row: Row, dp: int, pp: int) -> tuple[int, int, int]:
+    """Return the global batch, the sequence length and the micro-batch. Raises Unspecified."""
+    batch, seq, micro, steps = (row.count(name) for name in ("gbs", "seq_len", "mbs", "grad_accum"))
+    if not seq:
+        raise Unspecified("the sequence length is not stated")
+    if not batch and micro and pp == 1:
+        batch = micro * dp * (steps or 1)  # a rate per GPU hardly depends on the accumulation
+    if not batch:
+        raise Unspecified("the global batch is not stated")
+    if not micro and dp and steps:
+        micro = batch // (dp * steps)
+    if not micro:
+        raise Unspecified("the micro-batch is not stated")
+    if row.family == "torchtitan" and pp > 1:
+        micro = 1
+    accumulation = steps or batch // (micro * dp)
+    if micro * accumulation * dp != batch:
+        raise Unspecified(f"mbs={micro} x grad_accum={accumulation} x dp={dp} is not gbs={batch}")
+    return batch, seq, micro
 
 
 _OVERLAPPED = re.compile("overlap_moe_expert_parallel_comm|1f1b EP overlap", re.IGNORECASE)
