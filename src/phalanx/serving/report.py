@@ -122,7 +122,7 @@ def cache(a: ServingPlanAnswer) -> list[str]:
     each, replicas = workers.cache_tokens // workers.layout.attention_dp, workers.count * workers.layout.attention_dp
     size = f"{each:,} tokens"
     if replicas > 1:
-        size += f" in each of {replicas:,} attention replicas, {replicas * each:,} in all"
+        size += f" in each of {replicas:,} replicas, {replicas * each:,} in all"
     held = f"KV cache: {a.kv_bytes_per_token:,.0f} bytes per token{state}; {size}; "
     held += f"{a.requests_that_fit:,} requests of {q.input:,} + {q.output:,} tokens fit"
     held += f"; {o.preemptions:,} preemptions" if o is not None and o.preemptions else ""

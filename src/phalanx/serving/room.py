@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.planning.lookup import model_named
 from phalanx.serving.answer import as_request, memory_words
+from phalanx.serving.cost.checkpoint import checkpoint_assumption
 from phalanx.serving.lines.reading import STOPS, LinesRead, read
 from phalanx.serving.question import ask
 from phalanx.serving.search.search import Search
@@ -44,7 +45,7 @@ class ServerRoom(Answer):
         fits = "fits" if self.longest <= self.cache_tokens else "does not fit"
         size = f"{self.cache_tokens:,} tokens"
         if self.replicas > 1:
-            size += f" in each of {self.replicas:,} attention replicas, {self.replicas * self.cache_tokens:,} in all"
+            size += f" in each of {self.replicas:,} replicas, {self.replicas * self.cache_tokens:,} in all"
         verdict = f"starts, as far as memory says: {self.title}, {self.gpus} x GPU"
         return [
             *([verdict] if self.passed else []),
@@ -73,6 +74,7 @@ def server_room(lines: LinesRead) -> ServerRoom:
     copy = Search(q, query.layout).copy_of(q.weights[0], query.layout)
     each = copy.cache_tokens // query.layout.attention_dp
     weights = () if each else (f"{STOPS}: {copy.missing}",)
+    taken = checkpoint_assumption(q.model, query.model_name, q.weights[0])
     return ServerRoom(
         model=query.model_name,
         cluster=query.cluster_name,
@@ -83,6 +85,6 @@ def server_room(lines: LinesRead) -> ServerRoom:
         replicas=q.gpus // query.layout.gpus * query.layout.attention_dp,
         longest=lines.longest,
         memory=memory_words(copy),
-        caveats=(*(weights or lines.stopped(each)), *lines.caveats, *query.caveats),
+        caveats=(*(weights or lines.stopped(each)), *lines.caveats, *query.caveats, *([taken] if taken else [])),
         notes=(*lines.notes, *query.notes),
     )

@@ -190,7 +190,10 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
         ("", "starts no server and no benchmark"),
         ("python train.py --lr 3", "starts no server and no benchmark; give a line of vllm serve,"),
         ("vllm serve llama3-8b\nvllm serve llama3-70b", "starts 2 servers, in lines 1, 2; leave one of them"),
-        ("for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done", "starts 2 benchmarks"),
+        (
+            "for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done",
+            "line 1 starts 2 benchmarks, in a loop; leave it one value",
+        ),
         ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
         ("vllm bench serve --model llama3-8b --dataset-name custom", "--input: missing: the lengths of custom"),

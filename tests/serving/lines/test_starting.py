@@ -42,7 +42,7 @@ def test_without_a_load_the_cache_and_the_longest_request_are_said(tmp_path: Pat
     assert "92% of 79.6 GiB" in said
     assert f"by the default of vLLM {published('vllm').version}" in said
     room = json.loads(phalanx(tmp_path, *_ASK, "--json")[1])
-    assert f"{room['cache_tokens']:,} tokens in each of 2 attention replicas, {2 * room['cache_tokens']:,}" in said
+    assert f"{room['cache_tokens']:,} tokens in each of 2 replicas, {2 * room['cache_tokens']:,}" in said
     loaded = serve_plan(source=[tmp_path / "run.sh"], cluster="dgx-h100", input=8191, output=1, requests=2)
     assert room["cache_tokens"] == loaded.plan.workers[0].cache_tokens // 2
     assert loaded.requests_that_fit == 2 * (room["cache_tokens"] // 8192)
@@ -52,6 +52,28 @@ def test_weights_that_leave_no_cache_do_not_start(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("python -m sglang.launch_server --model meta-llama/Llama-3.1-70B --tp 1")
     code, out, _ = phalanx(tmp_path, *_ASK)
     assert (code, out.startswith("does not start: weights take 131.")) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "weights"),
+    [
+        ("qwen3.6-35b-a3b-nvfp4", "--quantization modelopt", "nvfp4"),
+        ("qwen3.6-35b-a3b", "--quantization modelopt", "fp8"),
+        ("qwen3.6-35b-a3b-nvfp4", "--quantization fp8", "fp8"),
+    ],
+)
+def test_of_modelopts_formats_the_checkpoint_says_which(tmp_path: Path, name: str, words: str, weights: str) -> None:
+    """On an RTX 5090, where weights of 8 bits leave no cache (noonghunna/club-3090#612). A checkpoint of which only
+    the name is known may keep more in 16 bits, which is said."""
+    (tmp_path / "run.sh").write_text(
+        f"vllm serve ~/models/{name} {words} --kv-cache-dtype fp8 --max-model-len 131072"
+    )
+    code, out, _ = phalanx(tmp_path, "serve plan --from run.sh --cluster rtx-5090")
+    assert code == (0 if weights == "nvfp4" else 1)
+    assert out.startswith(
+        f"starts, as far as memory says: tp=1, {weights}" if code == 0 else "does not start: weights"
+    )
+    assert ("assumed: all matrices of the layers are in nvfp4" in out) == (weights == "nvfp4")
 
 
 def test_a_benchmark_of_a_file_still_needs_its_lengths(tmp_path: Path) -> None:

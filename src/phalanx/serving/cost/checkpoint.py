@@ -77,6 +77,14 @@ def published_weights(name: str) -> str:
     return next((kind for names, kind in _BY_NAME if names.search(short)), "bf16")
 
 
+def served_weights(method: object, name: str) -> str:
+    """Return the type of the weights of a server with this --quantization. Of ModelOpt's formats a checkpoint says
+    which it has (vllm-project/vllm, quantization/modelopt.py, override_quantization_method). Raises InputError for an
+    unreadable file."""
+    published = published_weights(name)
+    return published if method == "modelopt" and published == "nvfp4" else by_method(method) or published
+
+
 def published_note(name: str) -> tuple[str, ...]:
     """Return a note if a published checkpoint is quantised and its name does not say so."""
     kind = published_weights(name)

@@ -245,7 +245,11 @@ def single_line(some: Sequence[Line], what: str) -> Line | None:
     """Return the only line of `some`; None: there is none. `what`: the lines in messages. Raises InputError for
     several."""
     if len(some) > 1:
-        numbers = ", ".join(str(line.number) for line in some[:6])
-        reason = f"starts {len(some)} {what}, in lines {numbers}"
+        numbers = list(dict.fromkeys(str(line.number) for line in some))
+        if len(numbers) == 1:
+            raise InputError(
+                "from", None, f"line {numbers[0]} starts {len(some)} {what}, in a loop", "leave it one value"
+            )
+        reason = f"starts {len(some)} {what}, in lines {', '.join(numbers[:6])}"
         raise InputError("from", None, reason, "leave one of them in the file")
     return some[0] if some else None

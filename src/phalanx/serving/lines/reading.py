@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.frameworks.companions import Companions
 from phalanx.planning.lookup import cluster_named, model_named
-from phalanx.serving.cost.checkpoint import by_method, published_note, published_weights
+from phalanx.serving.cost.checkpoint import by_method, published_note, served_weights
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import prompt_tokens, step_limits
 from phalanx.serving.launch.arguments import published as arguments_of
@@ -126,7 +126,7 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
         caveats += _too_few(server, fields["layout"], fields["gpus"])
         fields["gpus"] *= server.pods.copies
     quantization = stated.get("quantization")
-    fields["weights"] = by_method(quantization) or published_weights(name)
+    fields["weights"] = served_weights(quantization, name)
     if "weights" not in given and not by_method(quantization):
         if quantization and fields["weights"] == "bf16":
             caveats.append(f"not modelled: --quantization {quantization}: weights of 16 bits are taken")
