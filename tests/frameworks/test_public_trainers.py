@@ -52,7 +52,8 @@ _FULL = (
 
 def test_an_update_takes_memory(tmp_path: Path) -> None:
     """hiyouga/LlamaFactory#5977: 8B at level 3 is out of memory on 8 x 24 GB. A rank's 1.0e9 elements take 16 bytes
-    of state; their gradients in fp32 4 more, and the roots of torch's AdamW 4, unless a kernel fuses them."""
+    of state; their gradients in fp32 4 more, and the roots of torch's AdamW 4, unless a kernel fuses them: then the
+    copy from which they are cast is the most, of 2."""
     (tmp_path / "z3.json").write_text('{"fp16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}}')
     n = 8_030_261_248 / 8
 
@@ -65,7 +66,7 @@ def test_an_update_takes_memory(tmp_path: Path) -> None:
     assert (plain["fits"], fused["fits"]) == (False, True)
     assert plain["memory_terms"]["update"] == 8 * 1e9  # a sub-group at a time
     assert plain["memory_terms"]["state"] == pytest.approx(16 * n, rel=1e-3)
-    assert fused["memory_terms"]["update"] == 0
+    assert fused["memory_terms"]["update"] == 6 * 1e9
 
 
 def test_an_engine_in_the_settings_of_accelerate_offloads(tmp_path: Path) -> None:

@@ -404,9 +404,9 @@ def test_a_price_says_what_one_rank_does_not_shard(tmp_path: Path) -> None:
         _, out, err = phalanx(tmp_path, f"predict run.sh {line}")
         assert ("zero=3 of the file shards nothing over one rank" in out + err) == (ranks == 1)
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}')
-    for given, hooks in (("", True), ("--strategy zero=3", False)):
-        _, out, err = phalanx(tmp_path, f"predict ds.json --gpus 1 --batch 1 {given} {line}")
-        assert ("--strategy zero=3 prices them" in out + err, "shards nothing" in out + err) == (hooks, hooks)
+    _, out, err = phalanx(tmp_path, f"predict ds.json --gpus 1 --batch 1 {line}")
+    assert "zero=3" in out  # its engine works as at level 3
+    assert "shards nothing" not in out + err
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_parts_are_what_the_frameworks_hold() -> None:
         "model moments": (8, 8),
     }
     assert _parts("megatron-bridge", "tp=8")["model gradients"] == (2, 1)  # bf16, as its recipes have it
-    assert _parts("deepspeed", "zero=2")["model gradients"] == (4, 16)
+    assert _parts("deepspeed", "zero=2")["model gradients"] == (2, 16)
     fsdp = {"model weights": (4, 16), "model gradients": (4, 16), "model moments": (8, 16)}
     assert _parts("torchtitan", "zero=3") == fsdp
     adapters = _parts("accelerate", "dp=16", "lora=16,base=nf4")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from phalanx.validate.from_row import Case, cases
-from phalanx.validate.prediction_error import predicted_columns
+from phalanx.validate.prediction_error import compare, predicted_columns
 from phalanx.validate.records import RUNS_OWN, load
 
 
@@ -57,3 +57,13 @@ def test_hooks_of_zero_3_bound_short_sequences(off: list[tuple[Case, float]]) ->
     ratios = [r for c, r in off if c.row["table"] == "7B full"]
     assert len(ratios) == 3
     assert all(0.9 < r < 1.1 for r in ratios)
+
+
+def test_memory_of_training_with_adapters_and_without() -> None:
+    """Of Qwen's own table, 256 to 8,192 tokens on one to four A100: LoRA, GPTQ, DeepSpeed's levels 2 and 3."""
+    shown = compare([row for row in load(RUNS_OWN) if row.family == "qwen-finetune"]).shown
+    off = np.array([pair.predicted / pair.measured - 1 for pair in shown])
+    assert len(off) == 63
+    assert np.abs(off).mean() < 0.08
+    adapters = [o for o, pair in zip(off, shown, strict=True) if pair.row["table"] in ("7B LoRA", "14B LoRA")]
+    assert np.abs(adapters).max() < 0.07

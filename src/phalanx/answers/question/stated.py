@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.configuration import Configuration, count
-from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.frameworks.registry import FRAMEWORKS, priced_stack
 from phalanx.planning import lookup as names
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision
@@ -40,7 +40,7 @@ def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
     virtual = s.virtual or 1
     fields: dict[str, Any] = {
         "dp": dp,
-        "zero": zero if dp * cp > 1 or on_host else 0,
+        "zero": zero if dp * cp > 1 or on_host or priced_stack(c.stack).policy.get("levels_alone") else 0,
         "shard": shard,
         "tp": tp,
         "sp": bool(s.sp) and tp > 1,

@@ -15,10 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from phalanx.cost.analytic.profile import Profile
+from phalanx.cost.analytic.update import bucket_bytes
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.gradient_flows import expert_ranks, experts_apart
 from phalanx.cost.ledger.kind import BlockKind
 from phalanx.cost.ledger.live_bytes import (
+    bucket_buffer_bytes,
     cast_weight_bytes,
     end_bytes,
     gathered_key_bytes,
@@ -184,6 +186,7 @@ class _Share:
     restored by the backward pass of a block; `unit`, gathered by a pass if units have no buffers; `root_gradient`, of
     a root that is reduced as the backward pass ends; `reduced`, gradients of a block before they are reduced.
     `of_blocks`, `in_buckets`: elements of the buffers in which units take turns, of parameters and of gradients.
+    `buckets`: buffers of a backward pass that gradients are copied into.
     `narrow`: 1 if blocks are gathered in 8 bits. `updated`: elements of a block that the rank updates; `end_shards`:
     ranks that share the ends."""
 
@@ -202,6 +205,7 @@ class _Share:
     reduced: Column
     of_blocks: Column
     in_buckets: Column
+    buckets: Column
     narrow: Column
     updated: Column
     end_shards: Column
@@ -213,22 +217,22 @@ class _Share:
         state = blocks * self.block_state + ends * self.end_state
         idle = np.where(how.state & (how.by_unit == 0), profile.idle_bytes * params, 0.0)
         gathered = self._gathered(blocks, ends, params)
-        # Logits are freed before the first block is recomputed.
-        loss = np.where(loss_bytes >= self.recomputed, loss_bytes, 0.0)
+        # Logits are freed before the first block is recomputed, and before its gradients.
+        at_loss = loss_bytes >= self.recomputed + self.buckets
+        loss = np.where(at_loss, loss_bytes, 0.0)
         on_host = np.minimum(profile.offloaded_blocks, blocks)
         # Two buffers of a block are under way to the host and back.
         resident = blocks - on_host + np.minimum(2.0, on_host) / np.maximum(in_flight, 1.0)
         kept = (resident * self.stored + self.stream) * in_flight
-        activations = kept + np.where(loss_bytes >= self.recomputed, 0.0, self.recomputed)
+        activations = kept + np.where(at_loss, 0.0, self.recomputed)
+        gathered = gathered + np.where(at_loss, 0.0, self.buckets)
         gathered = gathered + np.maximum(self.root_gradient - activations - loss, 0.0)
         transient = activations + loss + gathered
         # Activations reuse the memory of the update's temporaries, which are therefore not live at the peak.
         held = state - np.minimum(idle, transient)
         transient = np.maximum(transient - idle, 0.0)
-        updated = np.minimum(blocks * self.updated + ends / self.end_shards, profile.update_elements)
-        # Gradients that were whole are shards by then.
-        update = updated * (profile.update_bytes + profile.cast_gradient * how.by_unit)
-        update = np.maximum(update - whole_gradient_bytes(profile, how) * params, 0.0)
+        updated = blocks * self.updated + ends / self.end_shards
+        update = np.maximum(self._update(updated) - self._unsharded(params, updated), 0.0)
         later = update > transient
         return _Rank(
             state,
@@ -239,6 +243,25 @@ class _Share:
             np.where(later, state, held),
             np.where(later, update, 0.0),
         )
+
+    def _update(self, elements: Column) -> Column:
+        """Return the bytes of temporaries of the update of `elements`. Gradients that are cast for it are copied
+        together first; then the copy goes, and so do they, unless they are in a buffer of level 3."""
+        how, profile = self.how, self.profile
+        copied, cast = profile.accumulated_bytes, profile.cast_gradient
+        casts = how.state & (np.asarray(cast) > 0)
+        wider = np.maximum(cast, copied)
+        first = np.where(casts, copied + wider * (np.asarray(cast) > copied), 0.0)
+        then = np.where(casts, wider - copied * (how.by_unit == 0), 0.0)
+        most, here = np.where(how.by_unit > 0, profile.update_elements, np.inf), 1 - profile.on_host
+        return np.minimum(elements, most) * np.maximum(here * first, here * then + profile.update_bytes)
+
+    def _unsharded(self, params: Column, updated: Column) -> Column:
+        """Return the bytes of gradients that are unsharded in the backward pass and shards in the update."""
+        how, profile = self.how, self.profile
+        dropped = how.state & (how.by_unit == 0) & (how.reduces_each == 0) & (np.asarray(profile.cast_gradient) > 0)
+        rest = profile.accumulated_bytes * np.maximum(params - updated, 0.0)
+        return whole_gradient_bytes(profile, how) * params + np.where(dropped, rest, 0.0)
 
     def _gathered(self, blocks: Column, ends: Column, params: Column) -> Column:
         """Return the bytes of gathered parameters and of gradients that are being reduced. Units may take turns in
@@ -284,6 +307,8 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
     in_turn = np.where(
         np.asarray(profile.by_matrix) > 0, _WHOLE_UNITS * matrix, (_WHOLE_UNITS - layout.frozen) * unit + root
     )
+    # A single rank computes with its shard itself.
+    in_turn = np.where((zero.shards <= 1) & (profile.parameters_on_host == 0), trained * unit, in_turn)
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
     return _Share(
         zero,
@@ -304,6 +329,7 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
         of_blocks,
         # At level 2 a matrix has a bucket of its own.
         np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, apart)),
+        bucket_buffer_bytes(profile, zero, bucket_bytes(layout, profile))[0],
         narrow,
         (dense_params / state_shards + expert_params / np.where(zero.state, expert_shards, 1.0)) * trained,
         state_shards / np.maximum(trained, 1e-9),
@@ -320,12 +346,11 @@ def _constant_bytes(
     per_shape = share.dense_params + of_expert / layout.etp
     stand_in = profile.stand_in * profile.parameter_bytes * per_shape
     buffers = np.where(layout.tp > 1, profile.buffers * layout.tokens * shape.hidden * layout.activation_bytes, 0.0)
-    replicas, zero = layout.dp * layout.cp, sharding(layout, profile.policy)
-    coded = layout.compressed.held_bytes(most_params, profile.gradient_bytes, replicas, profile.bucket_bytes)
+    replicas, zero, bucket = layout.dp * layout.cp, sharding(layout, profile.policy), bucket_bytes(layout, profile)
+    buffers = buffers + bucket_buffer_bytes(profile, zero, bucket)[1]
+    coded = layout.compressed.held_bytes(most_params, profile.gradient_bytes, replicas, bucket)
     shards = np.where(zero.state, zero.shards, 1)
-    coded = coded + layout.changes.held_bytes(
-        most_params / shards, profile.gradient_bytes, layout.dp_local, profile.bucket_bytes
-    )
+    coded = coded + layout.changes.held_bytes(most_params / shards, profile.gradient_bytes, layout.dp_local, bucket)
     return profile.constant_bytes + buffers + stand_in + coded, coded
 
 

@@ -81,6 +81,7 @@ def with_number_types(by: Profile, job: Job) -> Profile:
         by,
         whole_bytes=by.whole_bytes + more_weight + more_gradient + more_state,
         kept_bytes=by.kept_bytes + more_weight + more_gradient,
+        kept_casts=by.kept_casts * apart,
         accumulated_bytes=by.accumulated_bytes + sizes.gradient - usual.gradient,
         reduced_bytes=sizes.reduced,
         shard_bytes=by.shard_bytes + more_state,
@@ -141,6 +142,8 @@ _SCORED = {"none": 0.0, "copy": 1.0, "base": 1.0, "copy-kl": 3.0, "base-kl": 3.0
 """Additional forward passes per sequence, by the reference that scores it: KTO's reference scores the sequence and
 one of another prompt, which the model scores too, without gradients (huggingface/trl trl/trainer/kto_trainer.py:
 get_batch_loss_metrics)."""
+_BUFFERS = {"none": 0.0, "one": 1.0, "two": 2.0}
+"""Profile.bucket_buffers by the option of that name."""
 _PORTABLE = {"flash2": 2.0, "flash3": 0.0, "flex": 3.0}
 """Profile.portable by the kernel of attention."""
 _OVERLAPPED_STACK = "nemo-24.11"
@@ -192,6 +195,8 @@ def with_options(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, tp_split=1.0, tp_overlap=most)
     if options.dp_overlap != "auto":
         new = replace(new, gather_overlap=0.0, dp_overlap=new.dp_overlap * (options.dp_overlap == "reduce"))
+    if options.bucket_buffers != "auto":
+        new = replace(new, bucket_buffers=_BUFFERS[options.bucket_buffers])
     if options.accumulate == "sharded":
         new = replace(new, policy=replace(new.policy, zero2_reduces=1.0, zero3_reduces=1.0))
     if options.dispatch != "auto":
@@ -252,7 +257,7 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         new = replace(new, policy=replace(by.policy, levels_alone=1.0))
     here = 1 - o.optimizer_offload
     each = _FOREACH if o.update == "foreach" else new.update_bytes
-    new = replace(new, update_bytes=each * here, cast_gradient=new.cast_gradient * here)
+    new = replace(new, update_bytes=each * here)
     if o.parameter_offload:
         new = replace(new, full_shard_bytes=new.full_shard_bytes - _WEIGHT)
     if o.lora:
@@ -262,6 +267,8 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         here = 0.0 if o.parameter_offload else weight
         new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=here, replica_bytes=0.0)
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
+        # A frozen norm does not keep what its weight multiplies.
+        new = replace(new, kept_casts=0.0, kept_norm=by.kept_norm / 2)
         new = replace(new, adapter_state_bytes=moments + master)
         if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
             slow = _TABLE_LOOKUPS if o.base.startswith("nf4") else 1.0

@@ -159,10 +159,10 @@ class Profile(Keeps):
     update_bytes: Column = 0.0
     """Bytes of temporaries of the update per element that it updates, beyond the state."""
     cast_gradient: Column = 0.0
-    """Bytes of temporaries per updated element for gradients that are cast for the update, if a level-3 shard keeps
-    them narrower than its masters."""
+    """Bytes of a sharded gradient in the masters' type, if the update casts gradients of another type; 0: it does
+    not."""
     update_elements: Column = np.inf
-    """Most elements that are updated at a time."""
+    """Most elements that are updated at a time at level 3."""
     kept_logit: Column = 8.0
     """Bytes per logit at the loss."""
     unit_buffers: Column = 0.0

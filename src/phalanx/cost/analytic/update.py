@@ -31,7 +31,8 @@ from phalanx.schedule.gradients.sharding import Sharding
 
 def bucket_bytes(layout: LayoutColumns, profile: Profile) -> Column:
     """Return the bytes of gradients that a stack reduces together."""
-    return np.maximum(profile.bucket_bytes, profile.rank_bucket_bytes * layout.dp * layout.cp)
+    usual = np.maximum(profile.bucket_bytes, profile.rank_bucket_bytes * layout.dp * layout.cp)
+    return np.where(np.asarray(layout.bucket_bytes) > 0, layout.bucket_bytes, usual)
 
 
 @dataclass(frozen=True)
@@ -243,7 +244,8 @@ def update(shape: Shape, layout: LayoutColumns, system: System, profile: Profile
     updated_params = params.dense / zero.shards + params.experts / expert_shards
     here = profile.optimizer_bytes / (system.memory_bytes_per_s * system.memory)
     # On the host: gradients down, the update there, parameters up, one after another.
-    there = (profile.accumulated_bytes + profile.parameter_bytes) / system.host_bytes_per_s
+    there = np.maximum(profile.accumulated_bytes, profile.cast_gradient) + profile.parameter_bytes
+    there = there / system.host_bytes_per_s
     sharers = np.minimum(layout.world, system.host_sharers)
     there = there + profile.optimizer_bytes / (system.host_memory_bytes_per_s * system.host_sharers / sharers)
     each_s = (1 - profile.on_host) * here + profile.on_host * there

@@ -52,6 +52,9 @@ class Keeps:
     type."""
     gradient_bytes: Column = 4.0
     """Bytes per sent gradient element."""
+    bucket_buffers: Column = 0.0
+    """Buffers of a bucket each into which gradients of sharded state are copied to be reduced: while a backward pass
+    runs, or at level 3, where one is enough, for good."""
     shard_bytes: Column = 12.0
     """Bytes of state per parameter that ZeRO-1 shards."""
     full_shard_bytes: Column = 16.0
@@ -59,6 +62,12 @@ class Keeps:
     kept_hidden: Column = 10.0
     """Bytes per token and hidden element that a block's forward pass keeps for its backward pass: inputs of norms
     and products, residuals, masks of dropout (Korthikanti et al. 2022, equation 1)."""
+    kept_norm: Column = 0.0
+    """Bytes per element that a root-mean-square norm of several operations keeps beyond the input and the result of a
+    fused one: its input in fp32, and the input over its root, which the weight multiplies."""
+    kept_casts: Column = 0.0
+    """Bytes per token and hidden element that a block keeps in addition if unsharded weights are in fp32 and each
+    product casts its operands (torch's autocast): results of norms in fp32, and a copy for each product."""
     kept_qkv: Column = 1.0
     """Number of copies kept of queries, keys, values and attention's result."""
     kept_ffn: Column = 1.0
@@ -125,6 +134,17 @@ def whole_gradient_bytes(keeps: Keeps, zero: Sharding) -> Column:
     return np.asarray(zero.by_unit) * sent * (1 - zero.reduces_each)
 
 
+def bucket_buffer_bytes(keeps: Keeps, zero: Sharding, bucket: Column) -> tuple[Column, Column]:
+    """Return the bytes of the buffers, of `bucket` bytes each, into which gradients are copied to be reduced: in a
+    backward pass, and for good (one, at level 3)."""
+    buffers = np.asarray(keeps.bucket_buffers)
+    level3 = np.asarray(zero.by_unit) > 0
+    return (
+        np.where(zero.state & ~level3, buffers, 0.0) * bucket,
+        np.where(zero.state & level3, np.minimum(buffers, 1.0), 0.0) * bucket,
+    )
+
+
 def operand_bytes(layout: LayoutColumns, keeps: Keeps) -> Column:
     """Return bytes per element of a product's input when kept for the backward pass."""
     cast = np.choose(np.asarray(layout.format, dtype=int), _OPERAND_BYTES)
@@ -186,7 +206,8 @@ def _attention_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> tu
     latent = 2 * (2 * kind.q_rank + 2 * kind.kv_rank + kind.rope_dim + kind.result_low / layout.tp)
     inputs = inputs + latent + sums * (1.0 * (kind.kv_rank > 0) + (kind.q_rank > 0))
     normed = np.asarray(kind.normed_heads)
-    inputs = inputs + normed * (2 * (w.queries + w.keys) + sums * (w.heads + w.kv))
+    each = 2 + keeps.kept_norm * 2 / layout.activation_bytes
+    inputs = inputs + normed * (each * (w.queries + w.keys) + sums * (w.heads + w.kv))
     # A gate, and the gated result; an index.
     inputs = inputs + 2 * (2 * kind.gate / layout.tp + kind.index_kept)
     inputs = inputs + 2 * mixer_kept(kind, layout)
@@ -236,7 +257,10 @@ def block_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> Column:
     stream = stream + 2 * kind.after_norms - (kind.norms - moe) * saved + 2 * kind.sublayers * _mixed(kind)
     sums = np.where(np.asarray(kind.rms) > 0, _wide(layout) * 2 / layout.activation_bytes, 4.0)
     sums = np.asarray(keeps.every_tensor) * sums
-    hidden = (stream * kind.hidden + (kind.norms + kind.after_norms) * sums) / _ways(layout)
+    norms, eager = kind.norms + kind.after_norms, np.where(np.asarray(kind.rms) > 0, keeps.kept_norm, 0.0)
+    casts = np.where(np.asarray(layout.zero) == 0, keeps.kept_casts, 0.0) * kind.sublayers / 2
+    stream = stream + (norms * eager + casts) * 2 / layout.activation_bytes
+    hidden = (stream * kind.hidden + norms * sums) / _ways(layout)
     # Inputs gathered for products are kept in place of a rank's part of the norms' results.
     normed = 2 * kind.norms - (kind.norms - moe) * saved
     hidden = hidden + _gathered_share(layout, keeps) * normed * kind.hidden

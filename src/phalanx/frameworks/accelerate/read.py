@@ -237,6 +237,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if stack == "deepspeed" and offload and not engine.config:
         options |= {"optimizer_offload": 1.0} if offload["optimizer"] != "none" else {}
         options |= {"parameter_offload": True} if offload["param"] != "none" else {}
+    if stack == "deepspeed" and not engine.config:
+        options |= deepspeed.bucket_buffers(Keys({}), zero)
     if engine.config:
         beyond, fields, stated = deepspeed.engine_settings(engine)
         options, job = options | beyond, job | stated

@@ -58,11 +58,21 @@ def precision(keys: Keys, at: str = "") -> str | None:
     return number_format
 
 
+def bucket_buffers(keys: Keys, level: int | None, at: str = "") -> dict[str, str]:
+    """Return the option of the buffers that gradients are copied into, of a bucket each, where it is not the default:
+    none, or below level 3 one unless reductions overlap the backward pass (deepspeed/runtime/zero/config.py:384)."""
+    copies = keys.truth(f"{at}zero_optimization.contiguous_gradients", "options.bucket_buffers")
+    overlaps = keys.truth(f"{at}zero_optimization.overlap_comm", "options.bucket_buffers")
+    if not level or (copies is not False and (overlaps or level == 3)):
+        return {}
+    return {"bucket_buffers": "none" if copies is False else "one"}
+
+
 def engine_settings(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """Return (options, fields of Strategy, job) of DeepSpeed's table. `at`: its path, with its dot."""
     z = f"{at}zero_optimization"
     where = offloaded(keys, at)
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = dict(bucket_buffers(keys, stage(keys, at), at))
     if where["optimizer"] != "none":
         options["optimizer_offload"] = keys.number(f"{z}.offload_optimizer.ratio", "options", 1.0)
     if where["param"] != "none":
@@ -149,6 +159,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     described: dict[str, Any] = {}
     if is_neox:
         stack, options["attention"] = neox.stack(type_), neox.attention(keys)
+        options.pop("bucket_buffers", None)  # part of that stack's constants
         spec, why, notes = neox.model(keys, layout)
         if not {"optimizer", "zero_optimization", "train_micro_batch_size_per_gpu"} & set(config):
             notes = (*notes, "it has sizes alone: ZeRO and precision are in another file of its command, give it too")

@@ -5,6 +5,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+_KEYS = {"stage": "stage", "overlap": "overlap_comm", "bucket": "reduce_bucket_size"}
+"""Names of a row -> keys of DeepSpeed's table."""
+
 
 @cache
 def _rows() -> dict[str, dict[str, Any]]:
@@ -20,7 +23,7 @@ def shipped(name: str) -> tuple[dict[str, Any], str] | None:
     row = next((row for end in ends if (row := _rows().get(end))), None)
     if row is None:
         return None
-    zero: dict[str, Any] = {"stage": row["stage"]}
+    zero: dict[str, Any] = {key: row[name] for name, key in _KEYS.items() if name in row}
     for part in ("optimizer", "param"):
         if part in row:
             zero[f"offload_{part}"] = {"device": row[part]}

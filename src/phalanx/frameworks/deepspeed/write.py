@@ -89,8 +89,8 @@ def _zero(x: Subject) -> dict[str, Any]:
     s, o = x.s, x.options
     table: dict[str, Any] = {KEYS["strategy.zero"]: s.zero}
     if s.level.state:
-        table["zero_optimization.overlap_comm"] = True
-        table["zero_optimization.contiguous_gradients"] = True
+        table["zero_optimization.overlap_comm"] = o.bucket_buffers != "one"
+        table["zero_optimization.contiguous_gradients"] = o.bucket_buffers != "none"
     if s.bucket != "auto":
         table[KEYS["strategy.bucket"]] = math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
     if s.level.parameters and s.dp_shard < s.dp:

@@ -1,0 +1,84 @@
+"""What a block of transformers keeps for its backward pass is what the ledger of the stacks around it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.cost.analytic.option_effects import constants
+from phalanx.cost.ledger.live_bytes import live_bytes
+from phalanx.cost.ledger.model_shape import shape
+from phalanx.cost.ledger.rank_layout import layout
+from phalanx.planning import lookup
+from phalanx.spec.job import Job, Precision
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import AS_RELEASED
+
+transformers = pytest.importorskip("transformers")
+SEQ, SIZES = 48, {
+    "vocab_size": 112, "hidden_size": 64, "intermediate_size": 160, "tie_word_embeddings": False,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8,
+}  # fmt: skip
+EXPERTS = {
+    "qwen3_moe": {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 80},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+}
+TYPES = {"bf16": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
+
+
+def _config(model_type: str, layers: int) -> Any:
+    return transformers.AutoConfig.for_model(
+        model_type, **SIZES, **EXPERTS.get(model_type, {}), num_hidden_layers=layers
+    )
+
+
+def kept(model_type: str, layers: int, weights: torch.dtype, autocast: bool) -> int:
+    """Bytes of the storages that a forward pass saves, without parameters and their copies in 16 bits."""
+    config = _config(model_type, layers)
+    model = transformers.AutoModelForCausalLM.from_config(config).to(weights).train()
+    if model_type in EXPERTS:
+        model.set_experts_implementation("grouped_mm")
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    shapes = {p.shape for p in model.parameters()} | {p.mT.shape for p in model.parameters() if p.ndim > 1}
+    seen: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own and t.shape not in shapes:
+            seen[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t),
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+    ):
+        held = model(input_ids=torch.zeros(1, SEQ + 1, dtype=torch.long)[:, :SEQ], use_cache=False)  # noqa: F841
+    return sum(seen.values())
+
+
+CASES: dict[str, tuple[Any, str, torch.dtype, bool]] = {
+    "sharded": (3, "bf16", torch.bfloat16, False),  # FSDP gathers weights in 16 bits
+    "autocast": (0, "bf16", torch.float32, True),
+    "fp32": (0, "fp32", torch.float32, False),
+}
+"""ZeRO's level, types, weights, and whether products are under autocast, which leaves products of experts in fp32."""
+
+
+@pytest.mark.parametrize(
+    ("model_type", "case"),
+    [(m, c) for m in ("llama", "qwen2", "qwen3", *EXPERTS) for c in CASES if (m in EXPERTS) <= (c != "autocast")],
+)
+def test_a_block_keeps_what_the_ledger_says(model_type: str, case: str, tmp_path: Path) -> None:
+    zero, types, weights, autocast = CASES[case]
+    measured = kept(model_type, 3, weights, autocast) - kept(model_type, 2, weights, autocast)
+    _config(model_type, 2).save_pretrained(tmp_path)
+    spec, _ = lookup.model_named(str(tmp_path / "config.json"))
+    compute, master = TYPES[types]
+    job = Job(2, SEQ, Precision(compute, master=master))  # type: ignore[arg-type]
+    size, placed = shape(spec), layout(Strategy(dp=2, zero=zero), job, spec.layers)
+    by = constants("accelerate", job, size, AS_RELEASED)
+    # Places of tokens are counted as our own router's are.
+    assert float(live_bytes(size, placed, by).stored) == pytest.approx(measured, rel=0.01 * (model_type in EXPERTS))
