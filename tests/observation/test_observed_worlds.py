@@ -18,7 +18,9 @@ from phalanx.observation.fake.world import one_rank
 from phalanx.observation.observe import observe as phalanx_observe
 from phalanx.observation.program import processes
 from phalanx.observation.request import ObservationRequest
-from phalanx.observation.unobservable import Unsteady
+from phalanx.observation.unobservable import Unobservable, Unsteady
+from phalanx.runtime.any_module.parallelize import parallelize
+from phalanx.runtime.any_module.proposal import propose_tp_plan
 from phalanx.spec.errors import InputError
 
 
@@ -71,6 +73,42 @@ def test_groups_have_the_hosts_backend_for_the_fake_gpu() -> None:
         assert of_gpu.name() == of_host.name() == "fake"
         with pytest.raises(RuntimeError):
             group._get_backend(torch.device("meta"))
+
+
+def _own(line: str, tp_plan: dict[str, str] | None) -> None:
+    layers = [torch.nn.Linear(8, 32, bias=False), torch.nn.ReLU(), torch.nn.Linear(32, 8, bias=False)]
+    module = torch.nn.Sequential(*layers)
+    model = parallelize(module, line, tp_plan=tp_plan)
+    device = next(model.parameters()).device
+    optimizer = model.attach(torch.optim.AdamW(model.parameters()))
+    for _ in range(3):
+        model.step([(torch.ones(4, 8, device=device),) * 2] * 2, torch.nn.functional.mse_loss)
+        optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("line", "plan", "sent"),
+    [
+        ("zero=1", None, {"reduce_scatter": 2048, "all_gather": 2048}),  # 8 x 32 + 32 x 8 = 512, of 4 bytes
+        ("zero=0", None, {"all_reduce": 2048}),
+        # Two micro-batches: outputs are summed in each (4 x 8 of 4 bytes); its inputs have no gradient.
+        ("tp=4", {"0": "colwise", "2": "rowwise"}, {"all_reduce": 2 * 128}),
+    ],
+)
+def test_a_parallelized_module_is_observed(line: str, plan: dict[str, str] | None, sent: dict[str, int]) -> None:
+    found: dict[str, int] = {}
+    for observed in phalanx_observe(lambda: _own(line, plan), world=4).ranks[0].communication:
+        event = observed.event
+        found[event.op] = found.get(event.op, 0) + event.bytes
+    assert found == sent
+
+
+def test_no_plan_is_proposed_without_values() -> None:
+    def program() -> None:
+        propose_tp_plan(torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.Linear(4, 2)), torch.ones(1, 2))
+
+    with pytest.raises(Unobservable, match="has no values under `phalanx observe`"):
+        phalanx_observe(program, world=2)
 
 
 def test_where_micro_batches_differ_the_same_program_is_observed_with_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import awkward_module, fault_injection, forked_cli, listed_module, piped_module, split_module
+from support import (
+    awkward_module,
+    fault_injection,
+    forked_cli,
+    listed_module,
+    piped_module,
+    split_module,
+    two_modules,
+)
 from support.rank_pool import Pool
 from support.sizes import examples, sampled
 from torch import nn
@@ -87,6 +95,24 @@ def test_a_list_of_lists_equals_one_process(pool: Pool, line: str) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("line", ["zero=0", "zero=1", "zero=2", "zero=3", "zero=3,reshard=step"])
+def test_a_loss_through_another_model_trains_one_alone(pool: Pool, line: str) -> None:
+    truth = two_modules.train_whole(2)
+    for found in pool.run(2, two_modules.train, line):
+        assert found.keys() == truth.keys()
+        for name, value in truth.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+def test_parameters_are_frozen_between_steps() -> None:
+    model = phalanx.parallelize(nn.Linear(2, 2))
+    model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model.backward(model(torch.ones(1, 2)).sum(), last=False)
+    with pytest.raises(RuntimeError, match="frozen between steps"):
+        model.requires_grad_(False)
+    assert next(model.parameters()).requires_grad
+
+
 @pytest.mark.parametrize("line", ["zero=1", "zero=3"])
 def test_a_unit_whose_parts_are_called_alone_is_refused(pool: Pool, line: str) -> None:
     """Its weights would be NaN with zero=3, and with zero=1 and 2 perhaps those of the step before."""
@@ -151,7 +177,7 @@ def test_what_the_engine_would_get_wrong_is_refused() -> None:
     with pytest.raises(RuntimeError, match="not announced"):
         model(torch.ones(1, 2)).sum().backward()
     with pytest.raises(InputError, match="does not hold all"):
-        model.attach(torch.optim.SGD(model.parameters()[:1], lr=0.1))
+        model.attach(torch.optim.SGD([next(model.parameters())], lr=0.1))
     model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(InputError, match="second one"):
         model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
@@ -366,7 +392,7 @@ def test_the_wrapper_is_a_module() -> None:
     assert model.train() is model
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     assert list(model.state_dict(prefix="inner.")) == ["inner.0.weight", "inner.0.bias"]
-    for wrong in (model.half, lambda: model.to("cpu"), lambda: model.requires_grad_(False)):
+    for wrong in (model.half, lambda: model.to("cpu")):
         with pytest.raises(RuntimeError, match="before"):
             wrong()
 

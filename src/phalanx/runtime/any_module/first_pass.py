@@ -14,12 +14,13 @@ gradients are zero, right or wrong. So parameters that are constant get drawn va
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
 from phalanx.runtime.any_module.split_names import Cut
 from phalanx.runtime.any_module.tensor_comm import gather_parts
@@ -184,7 +185,7 @@ def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> FirstPa
     hooks = [m.register_forward_hook(record(n), with_kwargs=True) for n, m in module.named_modules()]
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
     try:
-        with torch.enable_grad(), evaluation_mode(module), torch.random.fork_rng():
+        with torch.enable_grad(), evaluation_mode(module), forked_random():
             outs = [t for t in tensors_in(module(*args, **kwargs)) if t.requires_grad]
             draw = torch.Generator().manual_seed(0)
             begin = [torch.randn(t.shape, generator=draw, dtype=torch.float64).to(t) for t in outs]
@@ -197,6 +198,16 @@ def one_pass(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> FirstPa
         for (name, p), g in zip(trained.items(), computed, strict=bool(outs))
     }
     return FirstPass(calls, gradients)
+
+
+def has_values(module: nn.Module) -> bool:
+    """Whether parameters have content, as under `phalanx observe` they have not: nothing can be proved by them."""
+    return not any(is_fake(p) for p in module.parameters())
+
+
+def forked_random() -> AbstractContextManager[None]:
+    """Leave the random states of the host and of this rank's GPU as they were, and other GPUs alone."""
+    return torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_available() else [])
 
 
 @contextmanager

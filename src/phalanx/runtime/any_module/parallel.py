@@ -43,7 +43,8 @@ class Parallel(nn.Module):
     in a pipeline a Sequential of this rank's children.
 
     It has train, eval, modules and buffers as any nn.Module; `parameters`, `state_dict` and `load_state_dict` concern
-    the training state below. It is moved, cast and frozen before it is parallelized, not after.
+    the training state below. It is moved and cast before it is parallelized, not after; `requires_grad_` concerns all
+    that it trains.
 
     `cuts`: the cut of each tensor that is split over tp; `cut`: the children of each chunk of a pipeline, and the
     entire module without memory; `unsplit`: the module before it was split and its plan, which is proved on the first
@@ -154,7 +155,7 @@ class Parallel(nn.Module):
         if self._unsplit:
             whole, plan = self._unsplit.pop()
             prove(whole, plan, self.comm, args, kwargs)
-        if self._first_step:
+        if self._first_step and any(p.requires_grad for p in self._engine.parameters.values()):
             return self._first_step[0].note(self.module, args, kwargs)
         return self.module(*args, **kwargs)
 
@@ -162,8 +163,16 @@ class Parallel(nn.Module):
         raise RuntimeError("a parallelized module is not moved or cast, for its memory is the engine's: do so before")
 
     def requires_grad_(self, requires_grad: bool = True) -> Any:
-        """Raise: the trained parameters were fixed when the module was parallelized."""
-        raise RuntimeError("parameters are frozen before a module is parallelized, not after")
+        """Let passes through this module give its trained parameters no gradient, as a discriminator's get none from
+        its generator's loss; or again. Which are trained was fixed when the module was parallelized. Raises
+        RuntimeError inside a step."""
+        if self._micro_batch >= 0 and not self._complete:
+            raise RuntimeError(
+                "parameters are frozen between steps: backward(loss, last=True) has not ended this one"
+            )
+        for p in self._engine.parameters.values():
+            p.requires_grad_(requires_grad)
+        return self
 
     def named_parameters(  # type: ignore[override]
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
@@ -174,9 +183,9 @@ class Parallel(nn.Module):
         start = f"{prefix}." if prefix else ""
         yield from ((start + name, p) for name, p in self._masters.items() or [("nothing", self._empty)])
 
-    def parameters(self, recurse: bool = True) -> list[Tensor]:  # type: ignore[override]
-        """Return the tensors of `named_parameters`, to make an optimizer for."""
-        return [p for _, p in self.named_parameters()]
+    def parameters(self, recurse: bool = True) -> Iterator[Tensor]:  # type: ignore[override]
+        """Yield the tensors of `named_parameters`, to make an optimizer for."""
+        return (p for _, p in self.named_parameters())
 
     def attach(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """Make the steps of an optimizer use the reduced gradients and gather the new weights; return it. It must be

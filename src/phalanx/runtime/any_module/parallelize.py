@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 
 from phalanx.runtime.any_module.batch_norm import synchronise_batch_norms
-from phalanx.runtime.any_module.first_pass import draw_constants
+from phalanx.runtime.any_module.first_pass import draw_constants, has_values
 from phalanx.runtime.any_module.first_step import REQUEST, FirstStep, require_comparable
 from phalanx.runtime.any_module.parallel import Parallel
 from phalanx.runtime.any_module.stages import cut_children, keep_children, without_memory
@@ -144,6 +144,7 @@ def spread(
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.data = tensor.data.contiguous()
             comm.broadcast(tensor.data, "world")
+    compare_first = compare_first if has_values(module) else False
     first_step = None
     if compare_first == "step" or REQUEST in os.environ:
         require_comparable(s, buffers)

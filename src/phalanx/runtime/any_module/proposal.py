@@ -26,7 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from phalanx.runtime.any_module.first_pass import draw_constants, evaluation_mode, tensors_in
+from phalanx.runtime.any_module.first_pass import (
+    draw_constants,
+    evaluation_mode,
+    forked_random,
+    has_values,
+    tensors_in,
+)
 from phalanx.runtime.any_module.tensor_plan import Matrix, split_layers, tied_layers
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import World
@@ -56,10 +62,13 @@ def propose_tp_plan(
     except TypeError as error:
         reason = f"is not what {type(module).__name__}.forward takes ({error})"
         raise InputError("args", None, reason, "give its inputs alone, without the targets of a loss") from None
+    if not has_values(module):
+        reason = "has no values under `phalanx observe`, and a plan follows from gradients"
+        raise InputError("module", type(module).__name__, reason, "propose the plan outside, and write it down")
     plan: dict[str, str] = {}
     module = copy.deepcopy(module)
     draw_constants(module)  # behind a gate of zeros no gradient says anything
-    with torch.enable_grad(), evaluation_mode(module), torch.random.fork_rng():
+    with torch.enable_grad(), evaluation_mode(module), forked_random():
         inputs, outs = _inputs(module, *batch)
         taken = tied_layers(module)
         for name, x in inputs.items():

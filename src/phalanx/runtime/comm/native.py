@@ -93,7 +93,7 @@ def start(call: Call) -> Handle:
     if call.watch is not None:
         over = call.watch.over
         work.get_future().add_done_callback(lambda _: over())
-    if call.op == "reduce_scatter" and not call.source.is_cuda:
+    if call.op == "reduce_scatter" and call.source.device.type == "cpu":
         n = call.target.numel()
         return _OwnPart(work, call.source[call.me * n : (call.me + 1) * n], call.target)
     return work
@@ -106,7 +106,7 @@ def _issue(call: Call) -> dist.Work:
         work = dist.all_reduce(call.target, reduction, group=over, async_op=True)
     elif call.op == "all_gather":
         work = _all_gather(call.target, call.source, group=over, async_op=True)
-    elif call.op == "reduce_scatter" and not call.source.is_cuda:
+    elif call.op == "reduce_scatter" and call.source.device.type == "cpu":
         # Gloo has no reduce-scatter. torch's substitute all-reduces a copy of the source and does not tell when it is
         # complete; here the source itself may be overwritten.
         work = dist.all_reduce(call.source, reduction, group=over, async_op=True)

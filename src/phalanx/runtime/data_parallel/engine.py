@@ -261,7 +261,8 @@ class DataParallel:
         if not self._open:
             raise RuntimeError(
                 f"{name} got a gradient in a backward pass that was not announced to the engine: "
-                "of a parallelized module call model.backward(loss), not loss.backward()"
+                "of a parallelized module call model.backward(loss), not loss.backward(); around passes that train "
+                "another one through it, as a generator, call model.requires_grad_(False) and then (True)"
             )
         rows, products = parameter.gradient_rows, parameter.gradient_products  # type: ignore[attr-defined]
         self.take(name, products.pop() if products else parameter.grad, rows)
