@@ -76,6 +76,24 @@ def test_of_modelopts_formats_the_checkpoint_says_which(tmp_path: Path, name: st
     assert ("assumed: all matrices of the layers are in nvfp4" in out) == (weights == "nvfp4")
 
 
+@pytest.mark.parametrize(
+    "bench",
+    [
+        "guidellm benchmark --target http://a --profile constant --rate 8 --max-requests 1000 --data b.json",
+        "inference-perf --config_file c.yml",
+        "python token_benchmark_ray.py --model x --max-num-completed-requests 9",
+    ],
+)
+def test_a_benchmark_that_is_not_read_is_named(tmp_path: Path, bench: str) -> None:
+    (tmp_path / "run.sh").write_text(f"{_MOE} 8192 &\n{bench}\n")
+    name = bench.removeprefix("python ").split()[0].removesuffix(".py")
+    for load in ([], _LOAD):
+        code, out, _ = phalanx(tmp_path, *_ASK, *load)
+        assert code == 0
+        assert f"not judged: line 2 starts {name}: its load is not read" in out
+    assert phalanx(tmp_path, *_ASK, "--strict")[0] == 1
+
+
 def test_a_benchmark_of_a_file_still_needs_its_lengths(tmp_path: Path) -> None:
     bench = "vllm bench serve --model Qwen/Qwen3-30B-A3B --dataset-name custom --num-prompts 5"
     (tmp_path / "run.sh").write_text(f"{_MOE} 8192 &\n{bench}\n")

@@ -34,7 +34,7 @@ class Program:
     """A row of programs.toml, which documents the fields."""
 
     title: str
-    role: Literal["server", "benchmark", "both", "lengths"]
+    role: Literal["server", "benchmark", "both", "lengths", "unread"]
     names: tuple[str, ...]
     verdicts: tuple[str, ...]
     source: str

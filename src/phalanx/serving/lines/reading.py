@@ -92,6 +92,7 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     load, doubts = _load(bench, drawn, given)
     parts = [x for x in (server, None if bench is server else bench, drawn) if x is not None]
     judged = [caveat for line in parts for caveat in line.caveats()]
+    judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
     merged = {**fields, **load, **given}
     notes = tuple(
@@ -242,6 +243,12 @@ def _model(name: str) -> str:
 
 
 # The benchmark
+
+
+def _unread(bench: Line) -> str:
+    """Return the caveat on a benchmark whose flags are not read."""
+    load = "its load is not read: --input, --output, --requests, and --rate or --concurrency say it"
+    return f"not judged: line {bench.number} starts {bench.program.names[0]}: {load}"
 
 
 _VARIATION = 1.0
