@@ -21,6 +21,7 @@ from support.sizes import examples, sampled
 from support.strategies import cases
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import phalanx as library
 from phalanx.answers.plan import decide
 from phalanx.cost.step.expand import expand
 from phalanx.observation.diff import memory_differences, slack
@@ -504,6 +505,18 @@ def test_options_replace_a_job_file(tmp_path: Path) -> None:
     assert "dp=2 fills 8 GPUs over tp=4" in err
     for words, said in ((["--precision", "nvfp4"], "--precision"), (["--set", "job.seq=8"], "--set")):
         assert error_of(tmp_path, "verify", *asked, "--strategy", "tp=4", *words).startswith(f"error: {said}")
+
+
+def _verified_on(config: Path, device: str) -> tuple[bool, bool]:
+    asked: Any = {"model": str(config), "cluster": "dgx-h100", "gpus": 2, "batch": 2, "seq": 64, "strategy": "dp=2"}
+    found = library.verify(**asked, device=device)
+    return found.proved, found.on_gpu
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_notebook_verifies_on_the_device_that_it_names(tmp_path: Path, device: str) -> None:
+    _about_a_small_model(tmp_path)
+    assert in_fresh_process(_verified_on, tmp_path / "config.json", device) == (True, device == "cuda")
 
 
 def test_a_plan_of_another_stack_fails_where_traffic_differs(tmp_path: Path) -> None:

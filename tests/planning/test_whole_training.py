@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.in_process_cli import json_of, phalanx
 
 import phalanx as library
+from phalanx.answers.search.whole_training import cheapest
 
 _MEGATRON = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 8 --micro-batch-size 1 "
@@ -98,3 +100,12 @@ def test_nothing_is_said_where_nothing_says_it() -> None:
     assert uneven.lengths is not None
     assert uneven.training.days == pytest.approx(1e9 / uneven.tokens_per_s / 86_400)
     assert uneven.training.steps == pytest.approx(1e9 / (uneven.tokens_per_s * uneven.step_time_s))
+
+
+def test_the_cheapest_offer_meets_the_deadline_and_where_none_does_the_fastest_is_taken() -> None:
+    offered = [
+        (name, SimpleNamespace(days=days), SimpleNamespace(money=money, energy_kwh=1.0, carbon_kg=1.0, gpu_hours=1.0))
+        for name, days, money in (("many", 2.0, 90.0), ("some", 5.0, 60.0), ("few", 9.0, 50.0))
+    ]
+    for deadline, name in ((None, "few"), (9.0, "few"), (6.0, "some"), (2.0, "many"), (1.0, "many")):
+        assert cheapest(offered, "money", deadline)[0] == name  # type: ignore[arg-type]

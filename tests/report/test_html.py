@@ -244,7 +244,7 @@ def test_what_cannot_be_shown_is_said(here: Path, words: tuple[str, ...], said: 
 
 
 _FIELDS = [(name, key) for name in ("process_name", "F") for key in ("pid", "ts", "dur", "name", "args", "ph")]
-_ODD = [None, [], {}, "", "1", True, -1, 1.5, 1e300, 10**30, [[]], float("nan"), float("inf")]
+_ODD = [None, [], {}, "", "1", True, 0, 0.0, -1, 1.5, 1e300, 10**30, [[]], float("nan"), float("inf")]
 
 
 @pytest.mark.parametrize(("of", "key"), _FIELDS)
@@ -300,7 +300,9 @@ def test_what_a_run_has_written_is_read_or_refused_if_it_is_odd(
         for reader in (of_run, expert_balance):
             with suppress(InputError):
                 reader(run)
-        figures = [*compare._measured_fields(run).values(), verify._measured_peak(run / "recorded.json")[0]]
+        measured = [*compare._measured_fields(run).values(), verify._measured_peak(run / "recorded.json")[0]]
+        assert all(f is None or f > 0 for f in measured), odd
+        figures = list(measured)
         with suppress(InputError):
             figures.append(_between(run))
         assert all(f is None or 0 <= f < inf for f in figures), odd

@@ -327,6 +327,9 @@ def test_a_sweep_is_drawn_by_strategy_with_the_spread_of_its_steps() -> None:
         for dp in (1, 2)
     )
     table = sheet(TrainingSweep(runs, ()), 8)
+    for row in table.rows:  # strategy, then predicted, measured and the share by which it is off
+        for predicted, measured, off in (row[2:5], row[5:8]):
+            assert (1 + off) * measured == pytest.approx(predicted)
     drawn = swept.sweep_picture(runs, table)
     times, sizes = drawn.panels
     assert isinstance(times, Bars)
