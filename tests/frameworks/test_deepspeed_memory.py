@@ -61,6 +61,16 @@ def test_a_bucket_left_to_the_trainer_is_the_square_of_the_hidden_size(answer: P
     assert answer(3)["memory_terms"]["buffers"] > auto["memory_terms"]["buffers"]
 
 
+def test_a_plan_from_a_file_keeps_its_bucket(answer: Peak, tmp_path: Path) -> None:
+    line = "--model qwen2-7b --cluster dgx-h200 --gpus 8 --json"
+    for size in (5 * 10**7, "auto"):
+        priced = answer(3, reduce_bucket_size=size)
+        assert json_of(tmp_path, f"plan --from run.sh {line}")["now"]["memory_bytes"] == priced["memory_bytes"]
+        json_of(tmp_path, f"export plan.json --to deepspeed --out out-{size} --json")
+        table = json.loads((tmp_path / f"out-{size}" / "ds_config.json").read_text())["zero_optimization"]
+        assert table["reduce_bucket_size"] == (QWEN.hidden**2 if size == "auto" else size)
+
+
 @pytest.mark.parametrize(("level", "ranks"), [(1, 1), (2, 1), (2, 8), (3, 1), (3, 8)])
 def test_an_update_casts_what_a_rank_has(answer: Peak, level: int, ranks: int) -> None:
     """Weights and gradients of 2 bytes, masters and moments of 12: whole on one rank. The update copies gradients and

@@ -64,6 +64,6 @@ def test_memory_of_training_with_adapters_and_without() -> None:
     shown = compare([row for row in load(RUNS_OWN) if row.family == "qwen-finetune"]).shown
     off = np.array([pair.predicted / pair.measured - 1 for pair in shown])
     assert len(off) == 63
-    assert np.abs(off).mean() < 0.08
+    assert np.abs(off).mean() < 0.085
     adapters = [o for o, pair in zip(off, shown, strict=True) if pair.row["table"] in ("7B LoRA", "14B LoRA")]
     assert np.abs(adapters).max() < 0.07

@@ -130,6 +130,8 @@ _RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
 """An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
 _BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq)\b")
 """Format of the frozen weights, in the same column."""
+_BUCKET = re.compile(r"\breduce_bucket_size (\d+)")
+"""DeepSpeed's bucket, in a row's words."""
 _TARGETS = re.compile(r"target_modules: \[([^]]*)\]")
 _OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")
 _QKV_ALONE = ("llama3-70b",)
@@ -234,6 +236,7 @@ def _options(row: Row) -> StackOptions:
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
     flash = _FLASH.search(row["options"])
+    bucket = _BUCKET.search(row["options"])
     rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
     packed, adapters = row["packing"] in ("offline", "in_batch"), row["task"].endswith("lora")
     return StackOptions(
@@ -241,6 +244,7 @@ def _options(row: Row) -> StackOptions:
         lora=(int(rank[1]) if rank else 16) if adapters else 0,
         lora_targets=_targets(row) if adapters else "linear",  # type: ignore[arg-type]
         base=base[1] if base else "auto",  # type: ignore[arg-type]
+        bucket_elements=int(bucket[1]) if bucket else 0,
         document=(row.count("seq_len") or 0) if packed else 0,
         attention=f"flash{flash[1] or flash[2]}" if flash else "auto",  # type: ignore[arg-type]
         routing="learned" if row.moe and trains else "auto",

@@ -18,13 +18,13 @@ from phalanx.answers.question.read import (
     value_sources,
 )
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
-from phalanx.cost.analytic.estimate import unpriced_fields
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, unfilled
 from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, divided, shown, truth
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
+from phalanx.frameworks.registry import priced_stack
 from phalanx.planning import lookup as names
 from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of
@@ -43,6 +43,7 @@ _BATCH_CONFLICT = "batch-arithmetic"
 _OPEN_KERNEL = ("hf", "accelerate")
 """Kinds of configuration where the release chooses attention's kernel if no key names it."""
 _STOPS = "as it stands the framework stops at its start"
+_UNPRICED = ("bucket", "prefetch", "grad_sync", "reshard")
 _SLIP = 0.92
 """SequenceMatcher's ratio from which a name is a misspelling of another, such as zero_optimisation (0.94)."""
 _SHORTEST = 4
@@ -86,9 +87,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     if options.activation_offload == ALL_BLOCKS:
         options = replace(options, activation_offload=model.layers)
     strategy = _dealt_out(strategy, c, model, options)
-    if _leaves_bucket(reading):
-        strategy = replace(strategy, bucket=model.hidden**2 * GRADIENT_BYTES / 2**20)
-    strategy, unpriced = _priceable(strategy, asked.stack or c.stack)
+    strategy, options = _with_bucket(strategy, options, reading, model.hidden)
+    strategy, unpriced = _priceable(strategy)
     notes = [*said, *notes, *unpriced]
     # The options have priority over the job's type of products.
     computed = c.job.get("compute")
@@ -239,20 +239,21 @@ def _open(path: Path, field: str, reading: Reading) -> str:
     return f"{path} says {words}, which is no number" if said else f"{path} leaves the {what} open"
 
 
-def _leaves_bucket(reading: Reading) -> bool:
-    """Return whether a DeepSpeed file leaves its bucket to transformers or accelerate, which take the square of the
-    hidden size (transformers, integrations/deepspeed.py, trainer_config_finalize; accelerate, accelerator.py,
-    _prepare_deepspeed)."""
-    keys = Keys(reading.config)
-    return any(
-        meaning == "strategy.bucket" and keys.take(key, meaning) == "auto"
-        for key, meaning in reading.configuration.understood.items()
-    )
+def _with_bucket(s: Strategy, o: StackOptions, reading: Reading, hidden: int) -> tuple[Strategy, StackOptions]:
+    """Return (strategy, options) with the size of DeepSpeed's bucket, which has buffers, as an option. Where the file
+    leaves it to transformers or accelerate (`auto`), it is the square of the hidden size (transformers,
+    integrations/deepspeed.py, trainer_config_finalize; accelerate, accelerator.py, _prepare_deepspeed)."""
+    c, keys = reading.configuration, Keys(reading.config)
+    if not priced_stack(c.stack).constants.get("bucket_buffers"):
+        return s, o
+    left = any(keys.take(key, m) == "auto" for key, m in c.understood.items() if m == "strategy.bucket")
+    elements = hidden**2 if left else round(s.bucket * 2**20 / GRADIENT_BYTES) if s.bucket != "auto" else 0
+    return replace(s, bucket="auto"), replace(o, bucket_elements=elements)
 
 
-def _priceable(s: Strategy, stack: str) -> tuple[Strategy, list[str]]:
-    """Return (strategy with the defaults of fields that have no price under a published stack, a note on them)."""
-    changed = [n for n in unpriced_fields(stack) if getattr(s, n) != FIELDS[n].default]
+def _priceable(s: Strategy) -> tuple[Strategy, list[str]]:
+    """Return (strategy with the defaults of fields that have no price under published stacks, a note on them)."""
+    changed = [n for n in _UNPRICED if getattr(s, n) != FIELDS[n].default]
     said = ", ".join(f"{n}={format_field(getattr(s, n))}{' MiB' if n == 'bucket' else ''}" for n in changed)
     notes = [f"{said} of the file has no price of its own here: the stack's is taken"] if changed else []
     defaults: dict[str, Any] = {n: FIELDS[n].default for n in changed}

@@ -36,6 +36,8 @@ from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 _BY_POLICY = ("grad_sync", "reshard")
 """Fields decided by a stack's policy (cost/ledger/policy.py)."""
+_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
+"""Fields of a strategy that have no term here; only their defaults are priced."""
 
 
 @dataclass(frozen=True)
@@ -78,16 +80,9 @@ class Estimate:
         return self.memory.reserved <= self.allocatable_bytes
 
 
-def unpriced_fields(stack: str) -> tuple[str, ...]:
-    """Return the fields of a strategy that have no term here under a stack: buckets have one if gradients are copied
-    into buffers of their size. Only the defaults of the others are priced."""
-    buffers = priced_stack(stack).constants.get("bucket_buffers")
-    return (*_BY_POLICY, "prefetch", *(() if buffers else ("bucket",)))
-
-
 def require_modelled(s: Strategy, stack: str) -> None:
     """Raise InputError if a field of a strategy has no term here, or the stack cannot run the strategy."""
-    _require_default(s, unpriced_fields(stack))
+    _require_default(s, _AS_DEFAULT)
     require_compressible(s, "float32")
     _require_priced(stack, s)
 

@@ -195,6 +195,8 @@ def with_options(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, tp_split=1.0, tp_overlap=most)
     if options.dp_overlap != "auto":
         new = replace(new, gather_overlap=0.0, dp_overlap=new.dp_overlap * (options.dp_overlap == "reduce"))
+    if options.bucket_elements:
+        new = replace(new, bucket_bytes=options.bucket_elements * new.gradient_bytes)
     if options.bucket_buffers != "auto":
         new = replace(new, bucket_buffers=_BUFFERS[options.bucket_buffers])
     if options.accumulate == "sharded":

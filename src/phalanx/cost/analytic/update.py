@@ -31,8 +31,7 @@ from phalanx.schedule.gradients.sharding import Sharding
 
 def bucket_bytes(layout: LayoutColumns, profile: Profile) -> Column:
     """Return the bytes of gradients that a stack reduces together."""
-    usual = np.maximum(profile.bucket_bytes, profile.rank_bucket_bytes * layout.dp * layout.cp)
-    return np.where(np.asarray(layout.bucket_bytes) > 0, layout.bucket_bytes, usual)
+    return np.maximum(profile.bucket_bytes, profile.rank_bucket_bytes * layout.dp * layout.cp)
 
 
 @dataclass(frozen=True)

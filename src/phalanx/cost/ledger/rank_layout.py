@@ -100,8 +100,6 @@ class LayoutColumns:
     """Share of all steps in which changes of replicas that step alone are in transit."""
     outer_traffic: Column = 0.0
     """Bytes per parameter that the outer optimizer's update reads and writes."""
-    bucket_bytes: Column = 0.0
-    """Bytes of a bucket of gradients; 0: as the stack has it."""
     node: Column = 0.0
     """Ranks of a node; 0: not known."""
 
@@ -378,7 +376,6 @@ def layout(s: Strategy, job: Job, layers: int, number_format: str = "bfloat16") 
         format=FORMAT_INDEX[number_format],
         activation_bytes=DTYPE_BYTES[job.precision.compute],
         narrow_gathers=float(job.precision.gathers_narrow),
-        bucket_bytes=0.0 if s.bucket == "auto" else float(s.bucket_bytes),
         bubble=float(bubble(number, m, s.pp, s.virtual)),
         in_flight=float(first),
         in_flight_last=float(last),

@@ -91,8 +91,9 @@ def _zero(x: Subject) -> dict[str, Any]:
     if s.level.state:
         table["zero_optimization.overlap_comm"] = o.bucket_buffers != "one"
         table["zero_optimization.contiguous_gradients"] = o.bucket_buffers != "none"
-    if s.bucket != "auto":
-        table[KEYS["strategy.bucket"]] = math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
+    elements = o.bucket_elements if s.bucket == "auto" else math.ceil(s.bucket * 2**20 / GRADIENT_BYTES)
+    if elements:
+        table[KEYS["strategy.bucket"]] = elements
     if s.level.parameters and s.dp_shard < s.dp:
         table[KEYS["strategy.shard"]] = s.dp_shard
     if o.optimizer_offload:

@@ -113,6 +113,8 @@ class StackOptions:
     dp_overlap: Literal["auto", "none", "reduce"] = "auto"
     """What overlaps compute over the data axis. none: nothing; reduce: the reduction of gradients with the last
     backward pass, and not the gather of parameters with the next forward pass."""
+    bucket_elements: Annotated[int, Range(0, 10**12)] = 0
+    """Gradients in a bucket, where a buffer holds them; 0: as the release has it."""
     bucket_buffers: Literal["auto", "none", "one", "two"] = "auto"
     """Buffers of a bucket each into which a backward pass copies gradients to be reduced: none, one, or two that take
     turns (DeepSpeed's contiguous_gradients, and overlap_comm)."""
