@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,6 +104,19 @@ def test_a_loss_through_another_model_trains_one_alone(pool: Pool, line: str) ->
         assert found.keys() == truth.keys()
         for name, value in truth.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
+
+
+@pytest.mark.parametrize("line", ["zero=0", "zero=1"])
+def test_clipping_that_would_do_nothing_is_said(line: str) -> None:
+    model = phalanx.parallelize(nn.Linear(2, 2), line)
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    model.backward(model(torch.ones(1, 2)).sum())
+    with pytest.warns(UserWarning, match=r"gradients are not in .grad, .* use model.clip"):
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(list(model.parameters())) == 2
 
 
 def test_parameters_are_frozen_between_steps() -> None:
@@ -392,7 +407,7 @@ def test_the_wrapper_is_a_module() -> None:
     assert model.train() is model
     assert [name for name, _ in model.named_parameters()] == ["0.weight", "0.bias"]
     assert list(model.state_dict(prefix="inner.")) == ["inner.0.weight", "inner.0.bias"]
-    for wrong in (model.half, lambda: model.to("cpu")):
+    for wrong in (model.half, lambda: model.to("cpu"), lambda: copy.deepcopy(model)):
         with pytest.raises(RuntimeError, match="before"):
             wrong()
 

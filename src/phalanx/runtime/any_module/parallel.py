@@ -9,6 +9,7 @@
 Collectives are issued by the engine (runtime/data_parallel/engine.py), by split layers, and for the state.
 """
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,12 @@ class Parallel(nn.Module):
     def _apply(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a parallelized module is not moved or cast, for its memory is the engine's: do so before")
 
+    def __deepcopy__(self, _: Any) -> Any:
+        raise RuntimeError(
+            "a parallelized module is not copied, for its memory is the engine's: copy the module before it is "
+            "parallelized, as an average of weights, and load or follow model.state_dict()"
+        )
+
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Let passes through this module give its trained parameters no gradient, as a discriminator's get none from
         its generator's loss; or again. Which are trained was fixed when the module was parallelized. Raises
@@ -180,6 +187,11 @@ class Parallel(nn.Module):
         """Yield the tensors that this rank updates, by the module's names: the parameters (or their masters) with
         zero=0, else its flat piece of each, in the master type. Parameters without a piece on this rank are left
         out."""
+        if self._complete and not self._allocating:
+            said = (
+                "between backward and the optimizer's step gradients are not in .grad, where nothing would clip them"
+            )
+            warnings.warn(f"{said}: use model.clip(most) or model.norm()", stacklevel=2)
         start = f"{prefix}." if prefix else ""
         yield from ((start + name, p) for name, p in self._masters.items() or [("nothing", self._empty)])
 

@@ -87,7 +87,8 @@ def propose_tp_plan(
         plan = _runnable(module, plan, batch, tp)
     if not plan:
         reason = f"has no layers that {tp} ranks could split, one after another, without sending in between"
-        raise InputError("tp_plan", type(module).__name__, reason, "name the layers, or use dp, zero or pp")
+        inside = "name the layers, with rowwise_inside and colwise_inside around a sum in between"
+        raise InputError("tp_plan", type(module).__name__, reason, f"{inside}, or use dp, zero or pp")
     return _with_wildcards(module, plan)
 
 
