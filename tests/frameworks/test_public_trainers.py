@@ -39,6 +39,26 @@ def test_adapters_of_ms_swift_under_megatron_are_read(tmp_path: Path) -> None:
     assert "lora" not in _read(tmp_path, line.replace("--train_type lora --lora_rank 16", "")).options
 
 
+@pytest.mark.parametrize("program", ["swift", "megatron"])
+@pytest.mark.parametrize(
+    ("said", "precision"),
+    [
+        ("", "bf16"),
+        ("--torch_dtype bfloat16", "bf16"),
+        ("--torch_dtype float16", "fp16"),
+        ("--torch_dtype float32", "fp16"),
+        ("--torch_dtype float32 --bf16 true", "bf16"),
+    ],
+)
+def test_mixed_precision_of_ms_swift_follows_the_loaded_weights(
+    said: str, precision: str, program: str, tmp_path: Path
+) -> None:
+    """swift/arguments/base_args/model_args.py:130."""
+    assert (
+        _read(tmp_path, f"NPROC_PER_NODE=8 {program} sft --model Qwen/Qwen2-7B {said}").layout.precision == precision
+    )
+
+
 def test_recomputation_that_offloads_is_recomputation(tmp_path: Path) -> None:
     c = _read(tmp_path, "base_model: x\nmicro_batch_size: 1\ngradient_checkpointing: unsloth\n", "a.yaml")
     assert c.layout.recompute == "full"
@@ -88,6 +108,38 @@ def test_fsdp_offloads_whichever_of_its_files_says_so(away: bool, tmp_path: Path
         assert [c.options.get(name) for name in held] == ([1.0, True] if away else [None, None])
     if away:
         assert {origins(words)[name] for name in ("offload", *held)} == {"fsdp"}
+
+
+@pytest.mark.parametrize(("nodes", "each"), [(1, 8), (4, 8), (2, 4)])
+@pytest.mark.parametrize("hybrid", [True, False])
+def test_hybrid_sharding_is_over_the_ranks_of_a_node(nodes: int, each: int, hybrid: bool, tmp_path: Path) -> None:
+    """Of FSDP1, without a mesh of its own (torch/distributed/fsdp/_init_utils.py)."""
+    word, batch = "hybrid_shard" if hybrid else "full_shard", "--per_device_train_batch_size 1"
+    line = f"torchrun --nnodes {nodes} --nproc_per_node {each} t.py --bf16 --fsdp '{word} auto_wrap' {batch}"
+    words = _read(tmp_path, line).layout
+    counts = f"num_machines: {nodes}\nnum_processes: {nodes * each}\n"
+    table = f"fsdp_config: {{fsdp_sharding_strategy: {word.upper()}}}\n"
+    launched = _read(tmp_path, f"distributed_type: FSDP\n{counts}{table}", "a.yaml").layout
+    for layout in (words, launched):
+        assert (layout.zero, layout.shard) == (3, each if hybrid and nodes > 1 else None)
+
+
+def test_hybrid_sharding_over_nodes_of_an_unknown_size_is_said(tmp_path: Path) -> None:
+    c = _read(tmp_path, "srun -n 32 python t.py --bf16 --per_device_train_batch_size 1 --fsdp hybrid_shard")
+    assert c.layout.shard is None
+    assert any("ranks of a node are not said" in note for note in c.notes)
+
+
+def test_an_engine_that_a_program_spells_out_is_read(tmp_path: Path) -> None:
+    """As a dictionary of its TrainingArguments, in a program that a launcher starts."""
+    engine = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    made = f"args = TrainingArguments('out', bf16=True, per_device_train_batch_size=2, deepspeed={engine})"
+    (tmp_path / "t.py").write_text(f"{made}\nTrainer(args=args)")
+    alone = files.read([tmp_path / "t.py"])[0]
+    launched = _read(tmp_path, "accelerate launch --num_processes 8 t.py")
+    for c in (alone, launched):
+        assert (c.layout.zero, c.options["optimizer_offload"], c.stack) == (2, 1.0, "deepspeed")
+        assert not c.not_modelled
 
 
 def test_a_models_file_beside_anothers_is_no_key_of_it(tmp_path: Path) -> None:

@@ -202,6 +202,31 @@ def test_a_mixed_precision_that_no_release_has_leaves_the_type_open(tmp_path: Pa
         assert "mixed_precision" in read.not_modelled
 
 
+_BY_BRIDGE = """
+bridge = AutoBridge.from_hf_pretrained("{}")
+provider = bridge.to_megatron_provider(load_weights=False)
+provider.tensor_model_parallel_size = 2
+cfg = ConfigContainer(
+    model=provider,
+    train=TrainingConfig(micro_batch_size=1, global_batch_size=128),
+    optimizer=OptimizerConfig(optimizer="adam", use_distributed_optimizer=True, overlap_param_gather=True),
+    ddp=DistributedDataParallelConfig(overlap_grad_reduce=True),
+    dataset=GPTDatasetConfig({}=8192),
+    mixed_precision=bf16_mixed(),
+)
+pretrain(cfg, forward_step)
+"""
+
+
+@pytest.mark.parametrize("length", ["seq_length", "sequence_length"])
+def test_a_container_by_hand_has_its_bridges_model_and_its_datas_length(tmp_path: Path, length: str) -> None:
+    c = _read(tmp_path, "train.py", _BY_BRIDGE.format("meta-llama/Llama-3.1-8B", length))
+    assert (c.layout.tp, c.layout.seq, c.layout.zero, c.not_modelled) == (2, 8192, 1, {})
+    assert c.spec is not None
+    assert (c.spec.layers, c.options.get("dp_overlap")) == (32, None)
+    assert _read(tmp_path, "train.py", _BY_BRIDGE.format("/a/checkpoint", length)).spec is None
+
+
 def test_a_recipe_says_how_tokens_reach_the_experts_of_a_model_that_it_names(tmp_path: Path) -> None:
     said = "cfg = qwen3_30b_a3b_pretrain_config()\n"
     flex = 'cfg.model.moe_token_dispatcher_type = "flex"\ncfg.model.moe_flex_dispatcher_backend = "{}"\n'

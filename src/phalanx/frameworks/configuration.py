@@ -110,6 +110,8 @@ class Configuration:
     job: Mapping[str, Any] = field(default_factory=dict)
     """The job but for its layout: optimizer (fields of Optimizer), clip, compute (bf16, ...), types (fields of
     Precision) where state is not in fp32."""
+    within_node: bool = False
+    """Whether state is sharded over the ranks of a node alone, which its launcher says."""
     within: str = ""
     """Conditions that a search for this release keeps, where the stack that prices it has no rules of its own."""
     notes: tuple[str, ...] = ()

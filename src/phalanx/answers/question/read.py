@@ -237,6 +237,8 @@ def origins(c: Configuration) -> dict[str, str]:
     if "cpu" in (s.offload or {}).values():  # no default: said by the words of the key that shards
         for name in ("offload", "parameter_offload", "optimizer_offload"):
             by_field.setdefault(name, by_field.get("zero", []))
+    if c.within_node:
+        by_field.setdefault("shard", by_field.get("zero", []))
     micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
     inner = (s.tp or 1) * (s.pp or 1) * (s.cp or 1)
     of_another = c.kind in STACKS and STACKS[c.kind].framework != STACKS[c.stack].framework  # verl's Megatron

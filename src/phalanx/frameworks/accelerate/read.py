@@ -32,6 +32,7 @@ _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
     "4": 3, "HYBRID_SHARD": 3, "5": 2, "HYBRID_SHARD_ZERO2": 2,
 }  # fmt: skip
+_HYBRID = ("4", "5", "HYBRID_SHARD")
 _TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "False": "fp32"}
 
 
@@ -72,6 +73,13 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
     again = truth(of("activation_checkpointing", "strategy.recompute"))
     recompute = None if again is None else "full" if again else "none"
     return zero, {"param": device, "optimizer": device}, recompute
+
+
+def within_node(keys: Keys, table: str = "fsdp_config") -> bool:
+    """Whether FSDP1 shards over the ranks of a node alone (torch/distributed/fsdp/_init_utils.py,
+    _init_intra_and_inter_node_groups)."""
+    paths = (f"{table}.fsdp_sharding_strategy", f"{table}.sharding_strategy")
+    return str(keys.take(paths, "strategy.zero")).upper().startswith(_HYBRID)
 
 
 def on_host(offload: Mapping[str, str | None] | None) -> dict[str, Any]:
@@ -263,6 +271,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options["context"] = "all_gather"
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
+    if shard is None and fsdp and within_node(keys) and (keys.count("num_machines", "strategy.shard") or 1) > 1:
+        shard = divided(world, keys.count("num_machines", "strategy.shard"))
     trained, unpriced = adapter_options(keys) if axolotl else ({}, "")
     scored, sequences, preferred = preference_options(keys, "", bool(trained)) if axolotl else ({}, 1, ())
     notes, micro = preferred, product(micro, sequences)

@@ -12,6 +12,7 @@ from phalanx.frameworks.accelerate.read import (
     on_host,
     reduction,
     sharding,
+    within_node,
     wrapping,
 )
 from phalanx.frameworks.configuration import (
@@ -114,7 +115,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     offload: dict[str, str | None] | None = None
     stack = "accelerate"
     path = keys.take(f"{at}deepspeed", "stack")
-    inner = config.get("deepspeed_json") if nested else path if isinstance(path, dict) else None
+    named = config.get("deepspeed_json") if nested else None
+    inner = named if isinstance(named, dict) else path if isinstance(path, dict) else None
     engine = config.get("accelerate") if nested else None
     launched = accelerate.read(engine, world) if isinstance(engine, dict) else None
     if launched is not None:
@@ -124,6 +126,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     options: dict[str, Any] = {}
     fields: dict[str, Any] = {}
     shard: int | None = None
+    hybrid = False
     typed: tuple[str, ...] = ()
     job = arguments_job(keys, at)
     if pure:
@@ -141,7 +144,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         part.take(deepspeed.KEYS["job.global_batch"], "job.global_batch")
         half = half or (launched.layout.precision if launched is not None else None)  # which fills in `auto`
         type_ = half if half in ("bf16", "fp16") and type_ in (None, "tf32") else type_
-        base = "deepspeed_json" if nested else f"{at}deepspeed"
+        base = "deepspeed_json" if inner is named else f"{at}deepspeed"
         for name, meaning in part.understood.items():
             keys.understood[f"{base}.{name}"] = meaning
         stack = "deepspeed"
@@ -177,6 +180,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         levels = [_WORDS[word] for word in text.replace(",", " ").split() if word in _WORDS]
         if levels:
             zero = levels[0]
+            hybrid = "hybrid" in text
             device = "cpu" if "offload" in text else "none"  # FSDP's optimizer is where its parameters are
             offload = {"param": device, "optimizer": device}
             by_class = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in text else "NO_WRAP"
@@ -185,6 +189,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
                 del keys.understood[f"{at}fsdp_config"]
         elif truth(words):
             zero, offload, _ = sharding(keys, f"{at}fsdp_config")
+            hybrid = within_node(keys, f"{at}fsdp_config")
         options |= on_host(offload)
     # A file that says it too and is not here: DeepSpeed's, accelerate's, or one of arguments.
     unread = bool(path) and zero is None and not isinstance(inner, dict)
@@ -253,6 +258,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         options=options,
         fields=fields,
         job=job | {"compute": type_ or unstated},
+        within_node=hybrid,
         unpriced=unpriced,
         notes=notes,
     )

@@ -10,7 +10,11 @@ from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
 from phalanx.frameworks.megatron_bridge.flags import DTYPES, INVERTED, KEYS, TARGETS, mixed_precision
 
-_FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()}
+_FLAGS = {key: flag.removeprefix("--") for flag, key in KEYS.items()} | {
+    "optimizer.use_distributed_optimizer": "use-distributed-optimizer",
+    "optimizer.overlap_param_gather": "overlap-param-gather",
+}
+"""Key -> flag. Two that `ddp` has are the optimizer's too: either turns both on (config.py:2101)."""
 _WORDS = {theirs: word for word, theirs in DTYPES.items()}
 _OVER = "it lies over a recipe in Python that it does not name: what it leaves out is open"
 _LAYOUT, _VIRTUAL = "pipeline-model-parallel-layout", "num-virtual-stages-per-pipeline-rank"
@@ -37,6 +41,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         value = keys.take(key, "")
         if value is not None and value is not False:
             args[flag] = _WORDS.get(value, value) if isinstance(value, str) else value
+    if length := keys.count(("dataset.seq_length", "dataset.sequence_length"), "job.seq"):
+        args["seq-length"] = length  # the model's has to be the same (config.py:1644)
     for flag, key in INVERTED.items():
         if keys.truth(key, "") is False:
             args[flag.removeprefix("--")] = True

@@ -34,24 +34,30 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
             "file", file.name, f"makes {len(recipes)} recipes, in lines {lines}", "keep the one that is run"
         )
     if recipes:
-        return _of_recipe(recipes[0])
+        return _of_recipe(recipes[0], program)
     started = [m for m in program.named(*_STARTS) if isinstance(m.fields.get("trainer"), PythonObject)]
     return _by_hand(started[0], program) if started else None
 
 
-def _of_recipe(item: PythonObject) -> dict[str, Any]:
+def _of_recipe(item: PythonObject, program: FollowedProgram) -> dict[str, Any]:
     name = item.name.split(".")[-2] if item.last in _NEMO and "." in item.name else item.last
     own = {n: v for n, v in item.tables().items() if isinstance(v, dict)} | _made_by_name(item)
+    own |= _provided_model(item, program)
     if item.last == "ConfigContainer":
         return own
     known = recipe("megatron_bridge", name, item.last.partition("_")[0])
     over = merge_tables(arguments(item.fields), own)
-    if known is None:
-        return Partial({**over, RECIPE: name})
-    base = known[0]
-    if isinstance(length := own.get("dataset", {}).get("seq_length"), int):  # which the model's follows
-        base = merge_tables(base, {"model": {"seq_length": length}})
-    return merge_tables(base, over)
+    return Partial({**over, RECIPE: name}) if known is None else merge_tables(known[0], over)
+
+
+def _provided_model(item: PythonObject, program: FollowedProgram) -> dict[str, Any]:
+    """Return the model of `AutoBridge.from_hf_pretrained(NAME).to_megatron_provider()`, where a recipe's is such a
+    one."""
+    provider = item.fields.get("model")
+    if not isinstance(provider, PythonObject) or provider.last != "to_megatron_provider":
+        return {}
+    names = [m.positional[0] for m in program.named("from_hf_pretrained") if m.positional and m.line <= provider.line]
+    return {MODEL: names[-1]} if names and isinstance(names[-1], str) else {}
 
 
 def _made_by_name(item: PythonObject) -> dict[str, Any]:

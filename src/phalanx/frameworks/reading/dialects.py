@@ -9,6 +9,8 @@ from typing import Any
 
 from phalanx.spec.rows import Rows, record
 
+_MIXED = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
+"""Type of the loaded weights -> flag of mixed precision."""
 METHOD = "rl"
 """A flag that the name of a program sets, whatever its other flags are: the method of learning from preferences."""
 
@@ -30,6 +32,7 @@ class Dialect:
     weights: tuple[str, ...] = ()
     """Flags that name converted weights: their folder is the model's name with -mcore (ms-swift's export)."""
     launcher: str = ""
+    loaded: str = ""
 
     def to_framework(self, args: Mapping[str, Any], whole: bool = True) -> dict[str, Any]:
         """Return flags under the names of the framework that reads them, with the program's defaults. `whole`: False
@@ -37,6 +40,10 @@ class Dialect:
         plain = {name.replace("-", "_"): value for name, value in args.items()}
         named = {self.renamed.get(name, name): value for name, value in plain.items() if name != self.model}
         named = {name: value for name, value in named.items() if (name, value) != ("lora_rank", 0)}
+        if (type_ := _MIXED.get(str(named.get(self.loaded)))) and not {"bf16", "fp16"} & named.keys():
+            named[type_] = True
+            if named[self.loaded] != "float32":  # weights of the type that computes, as they are without the flag
+                del named[self.loaded]
         own = self.own(named)
         return {**(own if whole else {n: own[n] for n in own if n == METHOD}), **named}
 

@@ -135,7 +135,7 @@ def configured(config: Config, kind: str, world: int | None) -> Configuration:
     launched = config.get("launched")
     if not isinstance(launched, ProgramLaunch):
         return READERS[kind](tables if "launch" not in config else {"launch": launch, **tables}, world)
-    c = READERS[kind](tables, world)
+    c = _sharded_in_nodes(READERS[kind](tables, world), launched)
     understood = {f"launch.{name}": "world" for name in launched.counted}
     understood |= {f"launch.{name}": "file" for name in launched.options if name == "config_file"}
     quiet = [
@@ -147,6 +147,16 @@ def configured(config: Config, kind: str, world: int | None) -> Configuration:
         without_effect=(*c.without_effect, *quiet),
         unknown={**c.unknown, **{f"launch.{name}": near for name, near in launched.unknown.items()}},
     )
+
+
+def _sharded_in_nodes(c: Configuration, launched: ProgramLaunch) -> Configuration:
+    """Return a configuration with the ranks of a node as those over which its state is sharded, where it says so."""
+    world, each = c.layout.world or 0, launched.per_node
+    if not c.within_node or world <= (each or 0):
+        return c
+    if each:
+        return replace(c, layout=replace(c.layout, shard=each))
+    return replace(c, notes=(*c.notes, "the ranks of a node are not said: state that is sharded in each is over all"))
 
 
 def _main(paths: Sequence[Path]) -> tuple[Path, list[Path]]:

@@ -111,6 +111,26 @@ def declared(module: ast.Module) -> dict[str, Any]:
     return defaults
 
 
+def require_few(result: Any, name: str) -> None:
+    """Require that what a program makes has few values, each counted as often as something refers to it: nine lists
+    of nine lists, a dozen times, are a short program. Raises InputError."""
+    counted: dict[int, int] = {}
+
+    def count(value: Any) -> int:
+        inner: Any = ()
+        if isinstance(value, PythonObject):
+            inner = (*value.positional, *value.fields.values())
+        elif isinstance(value, dict | list | tuple):
+            inner = value.values() if isinstance(value, dict) else value
+        if id(value) not in counted:
+            counted[id(value)] = 0  # of one that holds itself
+            counted[id(value)] = 1 + sum(map(count, inner))
+        return counted[id(value)]
+
+    if count(result) > _MOST:
+        raise InputError("file", name, f"makes more than {_MOST:,} values", "name the file of its settings")
+
+
 def follow(module: ast.Module) -> FollowedProgram:
     """Follow a program from its first line. Raises InputError for one that is too long or calls itself."""
     follower = _Follower({f.name: f for f in ast.walk(module) if isinstance(f, ast.FunctionDef)})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.reading.python import PythonFile, PythonObject, is_open, result_of
+from phalanx.frameworks.reading.python import PythonFile, PythonObject, is_open, require_few, result_of
 from phalanx.spec.errors import InputError, nearest
 
 
@@ -30,6 +30,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
     if function and function not in functions:
         raise InputError("file", f"{name}::{function}", "has no such function", nearest(function, providers))
     config = result_of(module, function or providers[0])
+    require_few(config, name)
     result = _table(config, _modules(module, Path(name)))
     if isinstance(result, dict):
         return result
