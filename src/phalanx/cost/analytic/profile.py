@@ -123,8 +123,6 @@ class Profile(Keeps):
     """Bytes per gathered parameter element."""
     dequantised_bytes: Column = 0.0
     """Traffic per frozen parameter of a block each time that it is converted into a 16-bit weight."""
-    wide_adapters: Column = 1.0
-    """1: adapters are in fp32, and so are their inputs and results (peft's autocast_adapter_dtype)."""
     adapter_state_bytes: Column = 12.0
     """Master weight and moments of an adapter's parameter."""
     optimizer_bytes: Column = 30.0

@@ -74,6 +74,9 @@ class Keeps:
     """Number of copies kept of the MLP's inner activations."""
     kept_weights: Column = 0.0
     """Bytes per frozen weight of a block that its forward pass makes and keeps for its backward pass."""
+    wide_adapters: Column = 1.0
+    """1: adapters are in fp32, and so are their inputs and results (peft's autocast_adapter_dtype); each keeps its
+    input in 16 bits."""
     kept_score: Column = 5.0
     """Bytes per score if attention writes scores: before and after the softmax, and a mask of dropout."""
     kept_cast: Column = 0.0
@@ -354,6 +357,7 @@ def live_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> BlockBytes:
     kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
     kept = kept + KEPT_RESULTS * 2 * layout.tokens * shape.magnitudes.outputs / layout.tp
     kept = kept + keeps.kept_weights * shape.of_block / layout.tp
+    kept = kept + layout.frozen * np.asarray(keeps.wide_adapters) * _of_adapters(shape, layout)
     freed = np.minimum(shape.mean(lambda kind: freed_bytes(kind, layout, keeps)), kept)
     input_bytes = carried_bytes(shape, layout) / _ways(layout)
     by_operation = layout.selective * np.asarray(keeps.per_op)
@@ -361,6 +365,16 @@ def live_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> BlockBytes:
     if np.any(keeps.per_op):
         stored = stored + by_operation * shape.mean(lambda kind: operation_bytes(kind, layout))
     return BlockBytes(kept, freed, stored)
+
+
+def _of_adapters(shape: Shape, layout: LayoutColumns) -> Column:
+    """Return the bytes that adapters of a block keep, of their inputs and inside, less what frozen products do not
+    keep: results of norms, and the input of the MLP's last product."""
+    a = shape.adapted
+    inside = shape.adapters * a.number / np.maximum(a.inputs + a.outputs, 1.0)
+    of_norms = shape.mean(lambda kind: (kind.norms + kind.after_norms) * kind.hidden) / _ways(layout)
+    of_mlps = shape.mean(lambda kind: kind.ffn) / layout.tp
+    return layout.tokens * layout.activation_bytes * ((a.inputs + inside) / layout.tp - of_norms - of_mlps)
 
 
 def sliced_head(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> tuple[Column, Column]:
