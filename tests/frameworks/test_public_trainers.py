@@ -108,6 +108,7 @@ def test_fsdp_offloads_whichever_of_its_files_says_so(away: bool, tmp_path: Path
         assert [c.options.get(name) for name in held] == ([1.0, True] if away else [None, None])
     if away:
         assert {origins(words)[name] for name in ("offload", *held)} == {"fsdp"}
+        assert {origins(others[1])[name] for name in held} == {"fsdp_config.fsdp_offload_params"}
 
 
 @pytest.mark.parametrize(("nodes", "each"), [(1, 8), (4, 8), (2, 4)])

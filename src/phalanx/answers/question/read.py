@@ -234,9 +234,12 @@ def origins(c: Configuration) -> dict[str, str]:
         for field in fields:
             by_field.setdefault(field, []).append(shown(key))
     s = c.layout
-    if "cpu" in (s.offload or {}).values():  # no default: said by the words of the key that shards
+    if (
+        "cpu" in (s.offload or {}).values()
+    ):  # no default: a key of its own says so, or the one that shards
+        said = by_field.get("offload") or by_field.get("zero", [])
         for name in ("offload", "parameter_offload", "optimizer_offload"):
-            by_field.setdefault(name, by_field.get("zero", []))
+            by_field.setdefault(name, said)
     if c.within_node:
         by_field.setdefault("shard", by_field.get("zero", []))
     micro = int(c.fields.get("micro_batch") or s.micro_batch or 0)
