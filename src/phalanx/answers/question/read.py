@@ -234,9 +234,7 @@ def origins(c: Configuration) -> dict[str, str]:
         for field in fields:
             by_field.setdefault(field, []).append(shown(key))
     s = c.layout
-    if (
-        "cpu" in (s.offload or {}).values()
-    ):  # no default: a key of its own says so, or the one that shards
+    if "cpu" in (s.offload or {}).values():  # no default: a key of its own says so, or the one that shards
         said = by_field.get("offload") or by_field.get("zero", [])
         for name in ("offload", "parameter_offload", "optimizer_offload"):
             by_field.setdefault(name, said)
