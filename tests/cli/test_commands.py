@@ -6,6 +6,7 @@ are called in this process (support/in_process_cli.py).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -192,6 +193,27 @@ def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPat
         code, out, err = phalanx(here, "train sweep job.toml --set", word, "--json")
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert err.startswith(said)
+
+
+_NEED_TORCH = ("train job", "train sweep", "generate", "weights import", "weights export")
+_NEED_TORCH += ("verify", "observe", "parity", "measure machine", "serve verify")
+
+
+@pytest.mark.parametrize("command", _NEED_TORCH)
+def test_what_needs_torch_says_so_before_it_begins(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where only planning is installed: one line with the remedy, not an ImportError."""
+    here = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "torch" else here(name, *a))
+    (tmp_path / "job.toml").write_text(JOB)
+    words = {
+        "generate": "job.toml --prompt a",
+        "weights export": "job.toml --out x",
+        "serve verify": "--model gpt2",
+    }.get(command, "job.toml")
+    said = error_of(tmp_path, *command.split(), *([] if command == "measure machine" else words.split()))
+    assert "torch is not installed" in said
 
 
 @pytest.mark.parametrize("command", ["measure --quick", "train job.toml --strategy dp=2"])

@@ -257,6 +257,12 @@ def test_nothing_is_left_behind() -> None:
     try:
         verify(MODEL, FEW, Strategy(dp=2))
         assert gc.get_freeze_count() == 0
+        gc.freeze()  # as in one that has
+        world._frozen_before.cache_clear()
+        count = gc.get_freeze_count()
+        with world.frozen_objects():
+            pass
+        assert gc.get_freeze_count() == count > 0
     finally:
         gc.freeze()
         world._frozen_before.cache_clear()

@@ -43,6 +43,20 @@ def _priced(s: Strategy) -> PricedPipeline:
     return price_pipeline(views, [terms(view) for view in views], CLUSTER)
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_each_pass_waits_for_its_own_collectives(schedule: str) -> None:
+    """In nodes half as fast, forward passes and gradients of inputs take longer; gradients of weights do not."""
+    strategy = _strategy(f"pp=4,tp=8,dp=2,schedule={schedule}")
+    views = Layout(LLAMA, JOB, strategy).stage_views()
+    inner, *outer = CLUSTER.tiers
+    bandwidth = inner.bandwidth_bytes_per_s_per_gpu_per_direction / 2
+    slow = replace(CLUSTER, tiers=(replace(inner, bandwidth_bytes_per_s_per_gpu_per_direction=bandwidth), *outer))
+    fast, late = (price_pipeline(views, [terms(v) for v in views], cluster).costs for cluster in (CLUSTER, slow))
+    assert all(a > b for a, b in zip(late.forward, fast.forward, strict=True))
+    assert all(a > b for a, b in zip(late.input_grad, fast.input_grad, strict=True))
+    assert late.weight_grad == fast.weight_grad
+
+
 def test_a_device_without_a_communication_engine_moves_bytes_itself() -> None:
     strategy = _strategy("pp=4,schedule=interleaved,virtual=2")
     views = Layout(LLAMA, JOB, strategy).stage_views()

@@ -26,7 +26,7 @@ from phalanx.report.measured import run_page
 from phalanx.report.measured.diagnosis import view
 from phalanx.report.pictures.figure import Lines, Timeline
 from phalanx.report.style import cell_text, seconds, size
-from phalanx.report.validate import collectives, overall, worst_sweeps
+from phalanx.report.validate import collectives, families, overall, worst_sweeps
 from phalanx.report.view import View
 from phalanx.schedule.observation import Allocation, Observation, RankObservation
 from phalanx.schedule.observation_file import from_json
@@ -451,3 +451,15 @@ def test_what_is_better_than_a_program_is_said_or_how_to_ask_for_it(
     mesh = "dp=4, tp=2" if axes else "no named axis"
     figures = f"{seconds(2.0)} a step, MFU 50.0%, {size(2**30)} a GPU"
     assert str(said).startswith(f"the program's mesh: {mesh}; better under a stack: tp=2: {figures}")
+
+
+def test_kinds_of_a_family_stand_below_it() -> None:
+    """Where it has several; families by name."""
+    errors = {"n": 1, "mape": 5.0, "median": 5.0, "p90": 5.0, "bias": 5.0, "spearman": None}
+    quantities = ("time", "memory_allocated", "memory_reserved", "memory_shown", "time_left_out")
+    scored: dict[str, Any] = dict.fromkeys(quantities, errors)
+    by_family = dict.fromkeys(("zeta", "alpha", "mu"), scored)
+    by_kind = dict.fromkeys(("alpha/dense", "alpha/MoE", "mu/dense", "zeta/dense", "zeta/MoE"), scored)
+    shown = families({**scored, "by_family": by_family, "by_kind": by_kind})
+    order = list(dict.fromkeys(row[0] for row in shown.rows))
+    assert order == ["alpha", "alpha/dense", "alpha/MoE", "mu", "zeta", "zeta/dense", "zeta/MoE", "all"]
