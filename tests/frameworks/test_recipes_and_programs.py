@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -300,6 +301,14 @@ def test_a_function_returns_a_configuration_of_torchtitan_by_its_signature_or_it
     assert found[0] == found[1] == found[2]
 
 
+def test_a_configuration_in_python_may_use_constants_and_functions_of_its_module(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[1] / "net" / "inputs" / "titan.py").read_text()
+    (degree,) = re.findall(r"tensor_parallel_degree=(\d+)", text)
+    named = "_TP = int(2)\n\n\ndef _degree(scale):\n    return {'tp': scale * _TP}['tp']\n\n\n" + text
+    named = named.replace(f"tensor_parallel_degree={degree}", f"tensor_parallel_degree=_degree({int(degree) // 2})")
+    assert _read(tmp_path, "titan.py", named).layout == _read(tmp_path, "titan.py", text).layout
+
+
 def test_a_launched_script_is_opened_where_it_lies(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(_LORA)
     c = _read(tmp_path, "run.sh", "torchrun --nproc_per_node 4 train.py\n")
@@ -340,6 +349,8 @@ def test_what_only_a_run_knows_is_said(tmp_path: Path) -> None:
     assert "makes 2 recipes, in lines 1, 3" in error_of(tmp_path, "read", "two.py")
     (tmp_path / "deep.py").write_text("def f(): return f()\nTrainingArguments(x=f())\n")
     assert "calls itself" in error_of(tmp_path, "read", "deep.py")
+    often = "def f(): return 2\n" + "x = f()\n" * 50 + "TrainingArguments(per_device_train_batch_size=x, bf16=True)\n"
+    assert _read(tmp_path, "often.py", often).layout.micro_batch == 2  # calls one after the other are not deep
 
 
 @pytest.mark.parametrize(("line", "etp"), [("", 2), ("\n    expert_tensor_parallel_size: 1", 1)])
