@@ -247,6 +247,19 @@ def test_training_that_keeps_nothing_in_fp32_is_priced_so(tmp_path: Path) -> Non
     assert _read(tmp_path, f"{text}pure_bf16: true\n", "b.yaml").layout.precision == "bf16"
 
 
+def test_deepspeed_keeps_weights_in_fp32_beside_those_that_train_in_bf16_alone(tmp_path: Path) -> None:
+    text = (
+        "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\nper_device_train_batch_size: 1\ncutoff_len: 512\n"
+    )
+    text += "deepspeed: examples/deepspeed/ds_z3_config.json\n"
+    state = {}
+    for kept in ("bf16", "pure_bf16"):
+        (tmp_path / "a.yaml").write_text(f"{text}{kept}: true\n")
+        answer = json_of(tmp_path, "predict a.yaml --cluster dgx-h100 --gpus 8 --json")
+        state[kept] = answer["memory_terms"]["state"]
+    assert state["pure_bf16"] == state["bf16"]
+
+
 def test_an_empty_list_of_a_layout_is_none(tmp_path: Path) -> None:
     """The dump of a Trainer's arguments has `fsdp=[]` where DeepSpeed shards."""
     engine = '{"zero_optimization": {"stage": 3}, "train_batch_size": "auto"}'

@@ -129,8 +129,6 @@ def read(config: Config, world: int | None = None) -> Configuration:
     hybrid = False
     typed: tuple[str, ...] = ()
     job = arguments_job(keys, at)
-    if pure:
-        job["types"] = dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")
     if isinstance(inner, dict):
         part = Keys(inner)
         tp = part.count("tensor_parallel.autotp_size", "strategy.tp") or 1
@@ -207,6 +205,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             job |= {"types": dict.fromkeys(("reduce", "accumulate", "master"), word)} if follows else {}
             state = ", and the optimizer's state is of it" if follows else ""
             typed = (f"the model is loaded in {word} and no mixed precision is set: it computes in it{state}",)
+    if pure and stack == "accelerate":  # DeepSpeed's master weights are of 32 bits (zero/stage3.py:1031)
+        job |= {"types": dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")}
     if stack == "accelerate" and zero and launched is None:
         options |= reduction(type_)
     options |= attention(keys, at)
