@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -863,3 +864,11 @@ def test_a_topology_is_read_as_people_paste_it(tmp_path, before):
     for form in (pasted, typed, pasted.replace("\n", "\r\n"), "\ufeff" + text):
         (tmp_path / "t").write_text(form, encoding="utf-8", newline="")
         assert read_topology(tmp_path / "t").leaves == leaves
+
+
+@pytest.mark.parametrize("repeated", ["[", "[a", "1", "<", "a=", "("])
+def test_a_hostile_line_is_refused_in_linear_time(tmp_path: Path, repeated: str) -> None:
+    (tmp_path / "t.conf").write_text(repeated * 40_000)
+    began = time.process_time()
+    assert error_of(tmp_path, "cluster read t.conf --nodes 2").startswith("error: FILE = 't.conf'")
+    assert time.process_time() - began < 5  # once 30 s for brackets

@@ -109,6 +109,15 @@ def test_what_is_no_trace_is_one_line(content: bytes, said: str, tmp_path: Path)
         kineto.read(file)
 
 
+def test_a_trace_of_a_launching_host_alone_is_one_line(tmp_path: Path) -> None:
+    """What it launched was not recorded: neither kernels nor operators."""
+    file = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
+    file.write_text(json.dumps({"traceEvents": [{**event, "args": {}}]}))
+    with pytest.raises(InputError, match="records neither kernels nor operators"):
+        diagnosis_of([str(file)], RUNS["tp2 dp2"])
+
+
 def test_ranks_and_worlds_must_agree_with_the_plan(tmp_path: Path) -> None:
     files = write(tmp_path, step_of(RUNS["tp2 dp2"]))
     with pytest.raises(InputError, match="is of rank 0"):

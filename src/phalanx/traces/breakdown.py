@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from phalanx.spec.errors import InputError
 from phalanx.traces.rank_trace import KINDS, WHERE, Floats, RankTrace, TracedCollective
 
 COMPUTING = ("attention", "experts", "products", "forward", "backward", "optimizer", "memory")
@@ -82,8 +83,11 @@ def _length(spans: Spans) -> float:
 
 def breakdown(trace: RankTrace, axis_of: AxisOf, step_s: float | None = None) -> Breakdown:
     """Return a rank's mean step, with every instant charged to a part. `step_s`: seconds of a step as known from
-    elsewhere, for a trace that does not mark its steps."""
+    elsewhere, for a trace that does not mark its steps. Raises InputError for one without any computation."""
     busy = trace.on_device
+    if not busy.any():
+        remedy = "record some steps with torch.profiler, and export them within the active steps"
+        raise InputError("trace", trace.file, "records neither kernels nor operators", remedy)
     begin, end, steps, times, notes = _window(trace, busy, step_s)
     start, stop = np.clip(trace.start, begin, end), np.clip(trace.stop, begin, end)
     inside = (stop > start) | ((trace.start >= begin) & (trace.start < end))

@@ -22,7 +22,9 @@ _DOCUMENT = re.compile(r"\s*(<\?xml[^>]*>\s*)?<!DOCTYPE", re.I)
 _DUMP = re.compile(r"<system(?=[ >])")
 """The beginning of NCCL's dump."""
 _TAG = re.compile(r"^[^<]*(?=<)")
-_BEFORE = re.compile(r"\[[^\]]*\]<\w+>: ?|(>|\d+:|\[[^\]]*\]:?|(\d{4}-\d\d-\d\d )?\S*\d\d:\d\d:\d\d\S*)([ \t]|$)")
+_BEFORE = re.compile(
+    r"\[[^][]*\]<\w+>: ?|(>|\d{1,9}:|\[[^][]*\]:?|(\d{4}-\d\d-\d\d )?\S{0,99}\d\d:\d\d:\d\d\S*)([ \t]|$)"
+)
 """The beginning of a line in a log or a quotation: a rank of mpirun, `>`, a rank, a word in brackets or a time."""
 _TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|ibnetdiscover|cat)\b.*)?$")
 """A shell's prompt, alone or with one of these commands."""
