@@ -93,7 +93,6 @@ def test_cuts_are_whole_models_with_a_shorter_first_rank() -> None:
     [
         ("megatron-core", ""),
         ("megatron-fsdp", "tp<=4"),
-        ("deepspeed", ""),
         ("megatron-core", "first_moment=bfloat16"),
     ],
 )

@@ -92,8 +92,8 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
 @dataclass(frozen=True)
 class ProgramParity(Answer):
     """The deviation of a program's first step from one process, as a share of a gradient's norm. `passes`: number of
-    micro-batches of all replicas; `parameters`: number compared, `zero` of them with a gradient of zero; `worst`: the
-    one that deviates most, by `grad_rel_max`, None where that is no number; `joined`: the deviation of two
+    micro-batches of all replicas; `parameters`: number compared, `zero_gradients` of them with a gradient of zero;
+    `worst`: the one that deviates most, by `grad_rel_max`, None where that is no number; `joined`: the deviation of two
     micro-batches from one batch of both, None where not known; `looks_across`: what it means."""
 
     program: str
@@ -101,7 +101,7 @@ class ProgramParity(Answer):
     dtype: str
     passes: int
     parameters: int
-    zero: int
+    zero_gradients: int
     grad_rel_max: float | None
     worst: str
     bound: float

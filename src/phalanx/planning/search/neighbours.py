@@ -55,7 +55,8 @@ def _changes(s: Strategy, recompute: Sequence[str]) -> Iterator[tuple[str, dict[
             yield f"order {s.order} -> {order}", {"order": order}
     if s.dp_shard > 1:
         for shard in (s.dp_shard // 2, 2 * s.dp_shard):
-            yield f"shard {s.dp_shard} -> {shard}", {"shard": shard}
+            if shard > 1 or s.cp > 1:  # a copy for each rank is no sharding
+                yield f"shard {s.dp_shard} -> {shard}", {"shard": shard}
 
 
 def _completed(s: Strategy, changes: dict[str, object]) -> dict[str, object]:

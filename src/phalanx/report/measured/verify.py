@@ -137,8 +137,10 @@ def program_parity(p: ProgramParity) -> View:
     most = "no number" if p.grad_rel_max is None else f"{p.grad_rel_max:.1e}"
     errors = f"grad_rel_max {most}{worst}, bound {p.bound:.1e}"
     lines = [f"parity of {p.program} with {p.strategy} in {p.dtype}, {what}, {verdict}: {errors}"]
-    zero = f"but {p.zero} of these gradients are zero in one process too, which says little of their parameters"
-    return View([*lines, *([zero] if p.zero else []), *([f"but {p.looks_across}"] if p.looks_across else [])])
+    if p.zero_gradients:
+        number = f"{p.zero_gradients} of these gradients"
+        lines.append(f"but {number} are zero in one process too, which says little of their parameters")
+    return View([*lines, *([f"but {p.looks_across}"] if p.looks_across else [])])
 
 
 def _parity_lines(p: Parity) -> Iterator[str]:
