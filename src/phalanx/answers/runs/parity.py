@@ -93,8 +93,8 @@ def parity(file: JobFile, steps: int, dtype: str, announce: Announce) -> Parity:
 class ProgramParity(Answer):
     """The deviation of a program's first step from one process, as a share of a gradient's norm. `passes`: number of
     micro-batches of all replicas; `parameters`: number compared, `zero_gradients` of them with a gradient of zero;
-    `worst`: the one that deviates most, by `grad_rel_max`, None where that is no number; `joined`: the deviation of two
-    micro-batches from one batch of both, None where not known; `looks_across`: what it means."""
+    `worst`: the one that deviates most, by `grad_rel_max`, None where that is no number; `joined`: how far two
+    micro-batches deviate from one batch of both, None where not known; `looks_across`: what it means."""
 
     program: str
     strategy: str
