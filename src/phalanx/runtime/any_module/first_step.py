@@ -57,7 +57,7 @@ class StepDeviation:
     passes: int
     """Micro-batches of all replicas."""
     parameters: int
-    zero: int
+    zero_gradients: int
     """Parameters whose gradient is zero in one process."""
     grad_rel_max: float | None
     worst: str
