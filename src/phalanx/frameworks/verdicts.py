@@ -5,7 +5,8 @@
     [numbers]                 keys that change what training computes, and not what it costs
     [none]                    keys that change nothing of a step
     [[unmodelled]]            keys that change `changes` (CHANGES) and have no price; `what` they do; `limit`
-                              (LIMITS): the part of a price that bounds how far off it may be
+                              (LIMITS): the part of a price that bounds how far off it may be; `option`: the
+                              option of Phalanx that says what the key leaves open
     [unjudged]                keys of a new release
 
 An entry is `NAME[!][=VALUE]:LINE`: `!` stands behind flags that take no value; at VALUE, or at one of several between
@@ -29,7 +30,7 @@ LIMITS = ("", "activations", "state", "hidden", "routing")
 optimizer; the exchange between replicas that is hidden behind the forward and backward pass; waiting for the rank
 whose experts got the most tokens."""
 _UNJUDGED = "unjudged"
-_ABOUT = ("changes", "what", "limit")
+_ABOUT = ("changes", "what", "limit", "option")
 """Entries of a group that are not lists of keys."""
 _OFF = {"false": ("false", "0", "none", "no"), "none": ("none", "null", "", "false"), "true": ("true", "1", "yes")}
 """Words that mean the same as a default."""
@@ -52,6 +53,8 @@ class Verdict:
     """Whether it is a flag that takes no value."""
     limit: str = ""
     """What bounds the change, of LIMITS."""
+    option: str = ""
+    """The option of Phalanx that says what an unmodelled key leaves open."""
 
     def __post_init__(self) -> None:
         if self.effect not in EFFECTS or self.limit not in LIMITS or not set(self.changes) <= set(CHANGES):
@@ -96,7 +99,8 @@ def load(path: Path) -> dict[str, Verdict]:
 
 
 def _verdicts(effect: str, group: Mapping[str, Any], files: Mapping[str, str]) -> Iterator[tuple[str, Verdict]]:
-    changes, what, limit = tuple(group.get("changes", ())), group.get("what", ""), group.get("limit", "")
+    changes, what = tuple(group.get("changes", ())), group.get("what", "")
+    limit, option = group.get("limit", ""), group.get("option", "")
     word: Any = "" if effect == _UNJUDGED else effect
     for short, entries in group.items():
         if short in _ABOUT:
@@ -104,5 +108,6 @@ def _verdicts(effect: str, group: Mapping[str, Any], files: Mapping[str, str]) -
         for entry in entries.split():
             key, _, line = entry.rpartition(":")
             name, _, default = key.partition("=")
-            verdict = Verdict(word, f"{files[short]}:{line}", changes, what, default, name.endswith("!"), limit)
+            source, switch = f"{files[short]}:{line}", name.endswith("!")
+            verdict = Verdict(word, source, changes, what, default, switch, limit, option)
             yield name.rstrip("!"), verdict

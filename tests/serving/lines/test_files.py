@@ -140,3 +140,36 @@ def test_what_stops_a_server_is_said_first_and_then_what_is_not_judged(tmp_path:
     kinds = [order.index(caveat.partition(":")[0]) for caveat in caveats if caveat.startswith(order)]
     assert set(kinds) == {0, 1, 2}
     assert kinds == sorted(kinds)
+
+
+_ANY = """kind: Pod
+spec:
+{pods}
+  containers: [{{name: a, image: "vllm/vllm-openai:v1", args: [--model, {model}]}}]
+"""
+_REQUIRED = """  affinity: {{nodeAffinity: {{requiredDuringSchedulingIgnoredDuringExecution: {{nodeSelectorTerms: [
+    {{matchExpressions: [{{key: nvidia.com/gpu.product, operator: {how}, values: [{names}]}}]}}]}}}}}}"""
+
+
+@pytest.mark.parametrize(
+    ("pods", "cluster"),
+    [
+        ("  nodeSelector: {cloud.google.com/gke-accelerator: nvidia-l4}", "pcie-l4"),
+        ("  nodeSelector: {cloud.google.com/gke-accelerator: nvidia-tesla-a100}", "dgx-a100-40gb"),
+        ("  nodeSelector: {nvidia.com/gpu.product: NVIDIA-A10G}", "pcie-a10g"),
+        (_REQUIRED.format(how="In", names="NVIDIA-GeForce-RTX-4090"), "pcie-rtx4090"),
+        (_REQUIRED.format(how="NotIn", names="Tesla-T4"), None),
+        (_REQUIRED.format(how="In", names="NVIDIA-L4, NVIDIA-A10"), None),
+        ("  nodeSelector: {nvidia.com/gpu.product: NVIDIA-Unknown-1}", None),
+        ("  nodeSelector: {disk: ssd}", None),
+        ("  nodeSelector: many", None),
+    ],
+)
+def test_the_gpu_that_a_manifest_selects_is_the_clusters(tmp_path: Path, pods: str, cluster: str | None) -> None:
+    (tmp_path / "a.yaml").write_text(_ANY.format(pods=pods, model=_8B))
+    found = read([tmp_path / "a.yaml"], {"input": 10, "output": 10})
+    assert found.fields.get("cluster") == cluster
+    assert ("the manifest selects" in "".join(found.caveats)) == (cluster is not None)
+    other = read([tmp_path / "a.yaml"], _GIVEN)
+    assert other.fields["cluster"] == _GIVEN["cluster"]
+    assert not any("the manifest selects" in caveat for caveat in other.caveats)

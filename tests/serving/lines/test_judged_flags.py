@@ -102,6 +102,18 @@ def test_what_is_not_known_is_named_first() -> None:
     assert len(caveats) == 4
 
 
+@pytest.mark.parametrize(
+    "server", ["vllm serve m/x --speculative-config", "sglang serve --model m/x --speculative-algo"]
+)
+def test_what_a_flag_leaves_open_is_said_by_an_option(server: str) -> None:
+    (line,) = lines(f"{server} a --enable-lora")
+    drafts, adapters = line.caveats()
+    assert "--speculate says it" in drafts
+    assert "--adapters says it" in adapters
+    assert list(line.caveats({"speculate": "2:0.7"})) == [adapters]
+    assert list(line.caveats(("adapters", "speculate"))) == []
+
+
 def test_a_variable_behind_a_flag_without_value_is_named() -> None:
     (line,) = lines("vllm serve m/x --trust-remote-code $MORE")
     assert list(line.caveats()) == ["missing: $MORE may hold more flags, and the script does not set it"]

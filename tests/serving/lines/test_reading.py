@@ -123,6 +123,9 @@ def test_a_server_says_model_layout_and_limits(tmp_path: Path, text: str, fields
             {"input": 220, "output": 64},
         ),
         ("python -m sglang.bench_serving --model llama3-8b --num-prompt 9", {"input": 300, "output": 195}),
+        ("benchmark_throughput.py --dataset a/ShareGPT.json --model llama3-8b", {"input": 220, "variation": 1.0}),
+        ("vllm bench throughput --model llama3-8b --dataset-path a.json --output-len 8", {"input": 220, "output": 8}),
+        ("vllm bench throughput --model llama3-8b --input-len 9 --output-len 8", {"input": 9, "variation": None}),
         (
             "vllm bench serve --model llama3-8b --random-prefix-len 1024 --burstiness 0.5",
             {"input": 2048, "reuse": 0.5, "burstiness": 0.5},

@@ -30,6 +30,8 @@ class ServerPods:
     """Pods of a copy."""
     gpus: int | None = None
     """GPUs of a pod; None: the manifest does not say."""
+    gpu: str = ""
+    """The GPU of the nodes that the manifest selects, as the label has it; empty: it selects none."""
 
 
 def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
@@ -53,13 +55,14 @@ def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
             yield from _commands(inner, pods)
     if not isinstance(value, Mapping):
         return
+    pods = replace(pods, gpu=_gpu(value) or pods.gpu)
     if value.get("kind") in _COPIES and isinstance(spec := value.get("spec"), Mapping):
         group = spec.get("leaderWorkerTemplate")
         size = _count(group.get("size")) if isinstance(group, Mapping) else None
-        pods = ServerPods(_count(spec.get("replicas")) or 1, size or 1)
+        pods = replace(pods, copies=_count(spec.get("replicas")) or 1, size=size or 1)
     if isinstance(value.get("vllmConfig"), Mapping) and value.get("modelURL"):
         line = shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
-        yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")))
+        yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")), pods.gpu)
         return
     words = [*_words(value.get("command")), *_words(value.get("args"))]
     if words and ("image" in value or "name" in value):
@@ -74,6 +77,33 @@ def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
 def _count(value: Any) -> int | None:
     """Return a positive whole number in a manifest or a template; None for anything else."""
     return int(str(value)) if re.fullmatch("[1-9][0-9]{0,5}", str(value)) else None
+
+
+_GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
+"""Labels of a node with the name of its GPU: of NVIDIA's GPU feature discovery, and of Google's Kubernetes."""
+_OF_GOOGLE = {"nvidia-tesla-a100": "a100-40gb", "nvidia-h100-mega-80gb": "h100"}
+"""Names of accelerators that are not the name of their GPU (cloud.google.com/compute/docs/gpus)."""
+
+
+def _gpu(pod: Mapping[str, Any]) -> str:
+    """Return the GPU of the nodes that a pod's selector or its required affinity asks for; empty: any, or several."""
+    affinity = pod.get("affinity")
+    affinity = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") if isinstance(affinity, Mapping) else {}
+    terms = [*_tables(required, "nodeSelectorTerms"), *_tables(pod, "nodeSelectorTerms")]
+    asked = [e for term in terms for e in _tables(term, "matchExpressions") if e.get("key") in _GPU_LABELS]
+    chosen = [
+        v[0] for e in asked if e.get("operator") == "In" and isinstance(v := e.get("values"), list) and len(v) == 1
+    ]
+    if isinstance(selector := pod.get("nodeSelector"), Mapping):
+        chosen += [selector[label] for label in _GPU_LABELS if label in selector]
+    return _OF_GOOGLE.get(str(chosen[0]), str(chosen[0])) if chosen else ""
+
+
+def _tables(value: Any, name: str) -> list[Mapping[str, Any]]:
+    """Return the tables of a list that a table has; empty for anything else."""
+    inner = value.get(name) if isinstance(value, Mapping) else None
+    return [each for each in inner if isinstance(each, Mapping)] if isinstance(inner, list) else []
 
 
 def _gpus(resources: Any) -> int | None:

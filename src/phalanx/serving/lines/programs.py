@@ -5,7 +5,7 @@ containers before a program are skipped. Nothing is run.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
@@ -46,6 +46,8 @@ class Program:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     synthetic: tuple[str, ...] = ()
     """Data sets whose lengths are in the command line."""
+    of_file: str = ""
+    """The data set that a file without its name is taken as; "": the default."""
     mean_lengths: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Published data set -> mean tokens (of a prompt, of an answer), as the program draws them."""
 
@@ -94,20 +96,23 @@ class Line:
         stated = {self.program.flags[n]: value for n, value in self.flags.items() if n in self.program.flags}
         return {name: value for name, value in stated.items() if not is_open(str(value))}
 
-    def caveats(self) -> Iterator[str]:
-        """Yield a line each on flags that are not judged, flags that are not modelled, and unset variables."""
+    def caveats(self, given: Collection[str] = ()) -> Iterator[str]:
+        """Yield a line each on flags that are not judged, flags that are not modelled, and unset variables. What a
+        flag leaves open and a `given` option says is left out."""
         unknown = [n for n in self.flags if self.program.verdict(n) is None and not self._negated(n)]
         if unknown:
             known = "is a flag" if len(unknown) == 1 else "are flags"
             where = f"{known} of {self.program.names[0]} that Phalanx does not know: time or memory may differ"
             yield f"not judged: {', '.join(map(self._with_near, unknown))} {where}"
-        groups: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+        groups: dict[tuple[str, tuple[str, ...], str], list[str]] = {}
         for name, value in self.flags.items():
             verdict = self.program.verdict(name)
-            if verdict is not None and verdict.effect == "unmodelled" and not verdict.is_off(value):
-                groups.setdefault((verdict.what, verdict.changes), []).append(self.spelled[name])
-        for (what, changes), names in groups.items():
-            yield f"not modelled: {', '.join(names)} ({what}): {' and '.join(changes)} may differ"
+            if verdict is None or verdict.effect != "unmodelled" or verdict.is_off(value) or verdict.option in given:
+                continue
+            groups.setdefault((verdict.what, verdict.changes, verdict.option), []).append(self.spelled[name])
+        for (what, changes, option), names in groups.items():
+            said = f"; --{option} says it" if option else ""
+            yield f"not modelled: {', '.join(names)} ({what}{said}): {' and '.join(changes)} may differ"
         for name, value in self.flags.items():
             if is_open(str(value)) and (verdict := self.program.verdict(name)) and verdict.effect != "none":
                 yield f"missing: {self.spelled[name]} is {plain(str(value))}, which the script does not set"

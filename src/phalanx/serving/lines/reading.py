@@ -21,6 +21,7 @@ from phalanx.serving.launch.arguments import published as arguments_of
 from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.programs import Line, lines, single_line
 from phalanx.spec.cluster.chips import CHIPS
+from phalanx.spec.cluster.presets import named
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.presets import PRESETS, published
 
@@ -88,10 +89,13 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     drawn = single_line([x for x in servers_and_benchmarks if x.program.role == "lengths"], "data sets")
     if server is None and bench is not None and bench.program.role == "both":
         server = bench
+    cluster, taken = _selected(server, given)
+    given = {**cluster, **given}
     fields, caveats = _served(server, bench, given)
     load, doubts = _load(bench, drawn, given)
     parts = [x for x in (server, None if bench is server else bench, drawn) if x is not None]
-    judged = [caveat for line in parts for caveat in line.caveats()]
+    judged = [caveat for line in parts for caveat in line.caveats(given)]
+    judged += taken
     judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
     merged = {**fields, **load, **given}
@@ -108,6 +112,15 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
 
 
 # The server
+
+
+def _selected(server: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """Return the cluster of the GPU whose nodes a manifest selects, with its caveat; nothing where one is given."""
+    gpu = server.pods.gpu if server is not None else ""
+    cluster = named(gpu) if gpu and not given.get("cluster") else None
+    if cluster is None:
+        return {}, []
+    return {"cluster": cluster}, [f"assumed: nodes of {cluster}, as the manifest selects {gpu}: --cluster for others"]
 
 
 def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -261,7 +274,8 @@ def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> t
     if bench is None:
         return {}, []
     program = bench.program
-    stated = {**program.defaults, **bench.fields, **(drawn.fields if drawn is not None else {})}
+    of_file = {"dataset": program.of_file} if program.of_file and bench.fields.get("file") else {}
+    stated = {**program.defaults, **of_file, **bench.fields, **(drawn.fields if drawn is not None else {})}
     caveats: list[str] = []
     fields: dict[str, Any] = {}
     for name in ("requests", "concurrency"):

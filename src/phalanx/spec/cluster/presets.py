@@ -103,9 +103,10 @@ def chip_of(text: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """Return a name in lower case with hyphens, without the vendor, the socket and the kind of memory."""
+    """Return a name in lower case with hyphens, without the vendor, its brand, the socket and the kind of memory."""
     name = re.sub(r"[\s_]+", "-", text.strip().lower())
-    return re.sub(r"^(?:nvidia|amd|intel|google)-|-sxm\d?(?=-|$)|-hbm\d\w?$|-generation$", "", name)
+    vendor = r"^(?:nvidia-|amd-|intel-|google-)?(?:geforce-|tesla-)?"
+    return re.sub(rf"{vendor}|-sxm\d?(?=-|$)|-hbm\d\w?$|-generation$", "", name)
 
 
 def _is_chip(name: str, chip: str) -> bool:
