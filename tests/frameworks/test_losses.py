@@ -96,3 +96,35 @@ def test_the_length_of_grpo_is_that_of_its_two_sides() -> None:
     sides = {"num_generations": 8, "max_prompt_length": 512, "max_completion_length": 1024}
     config = {name: value for name, value in _HF.items() if name != "max_length"}
     assert files.READERS["hf"](config | sides, 8).layout.seq == 1536
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({}, False),
+        ({"dataset_text_field": "text"}, True),
+        ({"dataset_text_field": "text", "loss_type": "nll"}, False),
+        ({"dataset_text_field": "text", "loss_type": "chunked_nll"}, False),
+        ({"dataset_text_field": "text", "use_liger_kernel": True}, False),
+        ({"dataset_text_field": "text", "num_generations": 8}, False),
+    ],
+)
+def test_logits_that_a_release_would_not_make_are_said_with_their_memory(
+    tmp_path: Path, more: dict[str, Any], said: bool
+) -> None:
+    """huggingface/trl#6846: Qwen3-8B at a million tokens takes 56.2 GB, and its logits alone more, were they made."""
+    (tmp_path / "c.json").write_text(json.dumps(_HF | more))
+    asked = ("--gpus", "8", "--cluster", "dgx-h100", "--model", "llama3-8b", "--strategy", "dp=8,zero=3", "--json")
+    answer = json_of(tmp_path, "predict", "c.json", *asked)
+    bounds = [c["bound"] for c in answer["question"]["caveats"] if "chunked_nll" in c["reason"]]
+    logits = answer["memory_terms"]["logits"] / 2**30
+    assert bounds == ([f"memory by at most {logits:.1f} GiB less"] if said else [])
+
+
+def test_slices_of_unsloth_are_said_with_what_an_older_release_keeps(tmp_path: Path) -> None:
+    """hiyouga/LlamaFactory#3638: 65,536 tokens in 4 bits filled 80 GB in May 2024, and 102,400 did not fit."""
+    (tmp_path / "c.json").write_text(json.dumps(_HF | {"use_unsloth": True, "max_length": 65536}))
+    asked = ("--gpus", "1", "--cluster", "dgx-a100", "--model", "llama3-8b", "--strategy", "micro_batch=1", "--json")
+    caveats = json_of(tmp_path, "predict", "c.json", *asked)["question"]["caveats"]
+    whole = 65536 * 128256 * 2 / 2**30
+    assert [c["bound"] for c in caveats if "slices" in c["reason"]] == [f"memory by at least {whole:.1f} GiB more"]

@@ -147,6 +147,17 @@ def test_a_file_whose_state_fits_only_on_the_host_is_offered_that(titan: Path) -
     assert "; dp=2 fills 2 GPUs" in out
 
 
+def test_the_optimizer_moves_to_the_host_alone_where_that_suffices(tmp_path: Path) -> None:
+    """OpenRLHF/OpenRLHF#698: 8 B on one GPU of 80 GB under ZeRO-2; --adam_offload was the answer."""
+    line = (
+        "deepspeed --num_gpus 1 --module openrlhf.cli.train_sft --pretrain meta-llama/Meta-Llama-3-8B --zero_stage 2"
+    )
+    line += " --train_batch_size 1 --micro_train_batch_size 1 --max_len 128 --bf16 --gradient_checkpointing"
+    (tmp_path / "run.sh").write_text(line)
+    better = json_of(tmp_path, "plan --from run.sh --cluster dgx-a100 --json")["better"]["options"]
+    assert better == {"optimizer_offload": 1}
+
+
 def test_settings_of_an_earlier_release_have_its_names(titan: Path) -> None:
     out = text_of(titan, "plan --from train.toml --cluster pcie-a6000 --gpus 4")
     rows = [line.split() for line in out.splitlines()]

@@ -116,3 +116,22 @@ def test_programs_that_are_not_read_are_named_with_what_to_write(
     assert f"is of {said}" in error
     assert "--strategy dp=" in error
     assert error.count("\n") <= 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--module openrlhf.cli.train_sft --pretrain a/b", "main.py --lora_dim 0 --model_name_or_path a/b --deepspeed"],
+)
+def test_programs_that_make_deepspeeds_own_optimizer_update_in_one_kernel(tmp_path: Path, line: str) -> None:
+    """openrlhf/utils/deepspeed/deepspeed.py:118: FusedAdam; transformers' Trainer makes torch's AdamW."""
+    c = _read(tmp_path, f"deepspeed --num_gpus 8 {line} --zero_stage 2", "run.sh")
+    assert "update" not in c.options
+    assert not any("no optimizer is named" in note for note in c.notes)
+
+
+def test_deepspeed_chat_has_its_own_length_and_batch(tmp_path: Path) -> None:
+    """deepspeedai/DeepSpeedExamples#387: a V100 of 32 GB runs 8 sequences of 512, and not the default of 16."""
+    line = "deepspeed --num_gpus 1 main.py --model_name_or_path facebook/opt-1.3b --zero_stage 2 --lora_dim 128"
+    c = _read(tmp_path, f"{line} --only_optimize_lora --deepspeed", "run.sh")
+    assert (c.layout.seq, c.layout.micro_batch, c.layout.zero) == (512, 16, 2)
+    assert not c.unknown

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.frameworks.configuration import Configuration, shown
+from phalanx.frameworks.trainer_tuning import SLICED, WHOLE_LOGITS
 from phalanx.frameworks.verdicts import CHANGES, Verdict
 from phalanx.spec.model.spec import ModelSpec, expert_layers
 from phalanx.spec.strategy.spec import Strategy
@@ -130,6 +131,16 @@ def _consequence(kind: str, changes: tuple[str, ...]) -> str:
     if kind == "not modelled" and {"layout", "model"} & set(changes):
         return "a price would be of another program"
     return f"{', '.join(changes[:-1])}{' and ' if changes[1:] else ''}{changes[-1]} may differ" if changes else ""
+
+
+_LIMITS = {WHOLE_LOGITS: "logits", SLICED: "slices"}
+"""What a configuration assumes -> the part of the price that bounds the difference."""
+
+
+def assumption(text: str) -> Caveat:
+    """Return the caveat of what a configuration assumes."""
+    limit = _LIMITS.get(text, "")
+    return Caveat("assumed", (), text, ("memory",) if limit else (), limit)
 
 
 def caveats_of(c: Configuration) -> tuple[Caveat, ...]:

@@ -127,11 +127,19 @@ def preference_options(
     return {}, 2, ("each example is a pair of sequences",)
 
 
-_UNSLOTH = (
-    "unsloth's loss in slices is priced (of 1,024 tokens or fewer it makes all logits), its other kernels are not: "
-    "time and memory may be lower"
+_UNSLOTH = "of unsloth's kernels the loss has a price, its others have none: time and memory may be lower"
+SLICED = (
+    "unsloth's loss makes logits in slices, as since December 2024 of over 1,024 tokens; before, it made them all"
 )
-"""unsloth/models/llama.py, CausalLM_fast_forward: RETURN_LOGITS, fused_linear_cross_entropy."""
+"""unsloth/models/llama.py, CausalLM_fast_forward: RETURN_LOGITS, fused_linear_cross_entropy; the release that made its
+loss one of slices: unsloth.ai/blog/llama3-3."""
+WHOLE_LOGITS = "all logits are made, as by TRL's SFTTrainer before 1.7; since, its loss_type is chunked_nll"
+"""huggingface/trl#5846."""
+_OF_SFT = (
+    *("dataset_text_field", "assistant_only_loss", "completion_only_loss", "pad_to_multiple_of"),
+    *("eval_packing", "packing_strategy"),
+)
+"""Arguments of TRL's SFTConfig (trl/trainer/sft_config.py)."""
 
 
 def loss_options(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -144,7 +152,7 @@ def loss_options(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tupl
     if not plain:
         return {}, ()
     if keys.truth(f"{at}use_unsloth", _LOSS):
-        return {"cross_entropy": "linear"}, (_UNSLOTH,)
+        return {"cross_entropy": "linear"}, (SLICED, _UNSLOTH)
     config = keys.config.get(at.removesuffix("."), {}) if at else keys.config
     named = config.get("plugins") if isinstance(config, Mapping) else None
     plugged = any(str(name).endswith("CutCrossEntropyPlugin") for name in (named if isinstance(named, list) else ()))
@@ -156,10 +164,13 @@ def loss_options(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tupl
         return {"cross_entropy": "linear"}, (_UNFUSED,)
     if alone or cut:
         return {"cross_entropy": "linear"}, ()
-    if str(keys.take(f"{at}loss_type", _PREFERRED, "")) == "chunked_nll":  # TRL's (trl/trainer/sft_config.py:306)
+    named = keys.take(f"{at}loss_type", _PREFERRED)
+    if named == "chunked_nll":  # TRL's (trl/trainer/sft_config.py:306)
         keys.understood[f"{at}loss_type"] = _LOSS
         return {"cross_entropy": "linear"}, ()
     fused = keys.truth(f"{at}liger_cross_entropy", _LOSS) or (whole and keys.truth(f"{some}cross_entropy", _LOSS))
+    if not fused and named is None and isinstance(config, Mapping) and not config.keys().isdisjoint(_OF_SFT):
+        return {}, (WHOLE_LOGITS,)
     return ({"cross_entropy": "fused"} if fused else {}), ()
 
 

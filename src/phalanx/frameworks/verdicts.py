@@ -25,10 +25,10 @@ Effect = Literal["layout", "time", "memory", "numbers", "none", "unmodelled", ""
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
 CHANGES = ("layout", "model", "time", "memory")
 """What a key without a price may change; `model`: the network, or what a step does with it."""
-LIMITS = ("", "activations", "state", "hidden", "routing")
+LIMITS = ("", "activations", "state", "hidden", "routing", "logits", "slices")
 """Parts of a price that bound the effect of a key: memory of activations; memory of weights with their gradients and
 optimizer; the exchange between replicas that is hidden behind the forward and backward pass; waiting for the rank
-whose experts got the most tokens."""
+whose experts got the most tokens; memory of logits that are made at once, or would be."""
 _UNJUDGED = "unjudged"
 _ABOUT = ("changes", "what", "limit", "option")
 """Entries of a group that are not lists of keys."""

@@ -14,6 +14,7 @@ from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import GIB, ClusterSpec
 from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.stack_options import StackOptions
 
@@ -136,6 +137,11 @@ def _more_exposed(e: Estimate) -> str:
     return f"time by at most {hidden:.3g} s a step more"
 
 
+def _whole_logits(e: Estimate) -> str:
+    logits = float(e.layout.tokens * e.shape.vocab / e.layout.tp) * DTYPE_BYTES["bfloat16"]
+    return f"memory by at least {logits / GIB:.1f} GiB more"
+
+
 def _waiting(e: Estimate) -> str:
     routers = (e.profile, replace(e.profile, spread=SPREAD))  # both by formula: a price times its pipeline by action
     even, learned = (step(e.shape, e.layout, e.system, profile).seconds for profile in routers)
@@ -147,6 +153,8 @@ _BY_LIMIT: dict[str, Callable[[Estimate], str]] = {
     "state": _less("state"),
     "hidden": _more_exposed,
     "routing": _waiting,
+    "logits": _less("logits"),
+    "slices": _whole_logits,
 }
 
 

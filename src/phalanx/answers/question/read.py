@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
-from phalanx.frameworks.caveats import Caveat, caveats_of
+from phalanx.frameworks.caveats import Caveat, assumption, caveats_of
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, endless, shown
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
@@ -187,7 +187,7 @@ def _assumptions(c: Configuration, config: Config) -> tuple[Caveat, ...]:
         assumed.append(f"recompute={s.recompute} is the framework's own: it is priced as full")
     missing = [f"the number of ranks: {open_ranks(c, config)}"] if s.world is None else []
     return (
-        *(Caveat("assumed", (), text) for text in assumed),
+        *map(assumption, assumed),
         *(Caveat("missing", (), text, ("layout", "time", "memory")) for text in c.missing),
         *(Caveat("missing", (), text) for text in missing),
     )

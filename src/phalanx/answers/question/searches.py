@@ -26,8 +26,8 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     """Yield the questions of a search, each for jobs that do not fit under those before it. Raises InputError.
 
     First: degrees that only a program's code can set are 1, unless the query names them or the file's `layout` has
-    more. Then, where the stack has the option: with gradients accumulated in shards; with state on the host, if there
-    is a file. Last: with any degrees."""
+    more. Then, where the stack has the option: with gradients accumulated in shards; if there is a file, with the
+    optimizer's state on the host, where a key moves it alone, and the parameters too. Last: with any degrees."""
     said, row = _said(query), row_of(stack) if stack in STACKS else None
     degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
@@ -41,9 +41,10 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
             shards = f"{degrees_at_1}, accumulate=sharded"
             notes[f"{limited}, accumulate=sharded"] = f"{shards}: whole gradients of several micro-batches do not fit"
     if layout is not None and has.keys() >= _ON_HOST and not any(name in named for name in _ON_HOST):
-        line = ", ".join(f"{name}=1" for name in sorted(_ON_HOST))
-        line += "" if stack in DOCUMENTED else ", zero=3"  # which a documented stack's rules ask for
-        notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
+        both = "" if stack in DOCUMENTED else ", zero=3"  # which a documented stack's rules ask for
+        alone = ["optimizer_offload=1"] if len({has[name].written for name in _ON_HOST}) > 1 else []
+        for line in (*alone, f"optimizer_offload=1, parameter_offload=1{both}"):
+            notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
     notes.setdefault(
         said, f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
     )
