@@ -97,6 +97,18 @@ def test_a_list_of_lists_equals_one_process(pool: Pool, line: str) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.parametrize("kind", [*listed_module.ORDERS, "two views"])
+@pytest.mark.parametrize(
+    "line", ["zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0", "zero=3,recompute=full"]
+)
+def test_units_are_called_in_any_order(pool: Pool, line: str, kind: str) -> None:
+    """A unit that is called again, or out of the order of its list, still has a gradient to come."""
+    truth = pool.run(2, listed_module.train, "zero=0", kind)[0]
+    for found in pool.run(2, listed_module.train, line, kind):
+        for name, value in truth.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
 @pytest.mark.parametrize("line", ["zero=0", "zero=1", "zero=2", "zero=3", "zero=3,reshard=step"])
 def test_a_loss_through_another_model_trains_one_alone(pool: Pool, line: str) -> None:
     truth = two_modules.train_whole(2)

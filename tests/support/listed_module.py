@@ -1,4 +1,4 @@
-"""Modules whose blocks are lists of layers, which the forward pass calls one by one."""
+"""Modules whose blocks are lists of layers, or are called in another order than they are listed."""
 
 from __future__ import annotations
 
@@ -23,16 +23,37 @@ class _Pair(nn.Module):
         raise NotImplementedError
 
 
+class _Gated(nn.Module):
+    """Some batches use one of two layers, so that ranks differ in which parameters get a gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.a(x)) + (self.b(x) if x.sum() > 0 else 0)
+
+
+ORDERS = {"again": (0, 2, 0, 1, 1), "backwards": (2, 1, 0), "in turns": (0, 2, 1)}
+
+
 class Listed(nn.Module):
-    """`kind`: "pairs", ModuleLists in a ModuleList; "parts", modules of which only parts are called."""
+    """`kind`: "pairs", ModuleLists in a ModuleList; "parts", modules of which only parts are called; "two views",
+    blocks that two views of a batch go through before their product; or one of ORDERS, in which blocks are called."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         shared, self.kind = nn.Linear(6, 6), kind
         lists = [nn.ModuleList([nn.Linear(6, 12), nn.Linear(12, 6)]) for _ in range(3)]
-        self.blocks = nn.ModuleList(lists if kind == "pairs" else [_Pair(shared) for _ in range(3)])
+        gated = [_Gated() for _ in range(3)]
+        blocks = {"pairs": lists, "parts": [_Pair(shared) for _ in range(3)]}.get(kind, gated)
+        self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kind not in ("pairs", "parts"):
+            order = [self.blocks[i] for i in ORDERS.get(self.kind, (0, 1, 2))]
+            views = [x, x.flip(1)] if self.kind == "two views" else [x]
+            return torch.stack([nn.Sequential(*order)(view) for view in views]).prod(0)
         for block in self.blocks:
             if self.kind == "parts":
                 x = x + block.b(torch.tanh(block.a(block.shared(x))))

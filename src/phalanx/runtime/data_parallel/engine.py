@@ -16,7 +16,7 @@ al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 """
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -99,7 +99,7 @@ class DataParallel:
         self.gathered = None
         if self.sharding.parameters:
             keep = self.sharding.keeps_gathered
-            begins: weakref.WeakMethod[Callable[[str], None]] = weakref.WeakMethod(self._issue_before)
+            begins: weakref.WeakMethod[Callable[[Container[str]], None]] = weakref.WeakMethod(self._issue_before)
             self.gathered = ParameterGatherer(
                 module, units, self.buckets, comm, strategy.prefetch, keep, begins, precision
             )
@@ -308,25 +308,27 @@ class DataParallel:
             return
         if name in bucket.arrived:
             raise RuntimeError(f"the gradient of {name} came twice in one backward pass (reentrant checkpointing?)")
+        if not bucket.missing:
+            raise RuntimeError(f"the gradient of {name} came after its bucket was reduced without it")
         bucket.arrived.add(name)
         bucket.missing -= 1
         while self._next < len(self._now) and self._now[self._next].missing == 0:
             self._issue()
 
-    def _issue_before(self, name: str) -> None:
-        """Issue the buckets of the units before `name`, whose backward pass begins (zero 3). Parameters still without
-        a gradient on this rank will get none; other ranks may issue these buckets earlier, but always before they
-        gather the next unit, like this rank."""
-        order = [b.bucket.unit for b in self._now]
-        before = order.index(name) if name in order else 0
-        if before and order[before - 1] == SHARED:  # the shared parameters, which this unit uses too
-            before -= 1
-        while self._open and self._next < before:
+    def _issue_before(self, waiting: Container[str]) -> None:
+        """Issue the buckets that come next and whose units are not `waiting` for a backward pass, as one begins (zero
+        3). Parameters still without a gradient on this rank will get none; other ranks may issue these buckets
+        earlier, but always before they gather the next unit, like this rank. What units share waits for them all."""
+        while self._open and self._next < len(self._now):
+            unit = self._now[self._next].bucket.unit
+            if unit == SHARED or unit in waiting:
+                break
             self._issue()
 
     def _issue(self) -> None:
         b = self._now[self._next]
         # Zeros for parameters without a gradient.
+        b.missing = 0
         b.left -= self._last
         if self.sharding.reduces_each:
             for earlier in self._under_way[-1:]:

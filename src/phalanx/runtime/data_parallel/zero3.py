@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch._C import _will_engine_execute_node as will_run
+from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from phalanx.runtime.autograd import narrow_product
@@ -147,8 +149,8 @@ class _Unit:
 
 class ParameterGatherer:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
-    gather once a step and release at its end. `begins`: callback with the name of a unit whose backward pass begins,
-    before anything is gathered for it. `precision` determines which units are gathered in 8 bits."""
+    gather once a step and release at its end. `begins`: callback with the units whose backward passes are still to
+    come, as one begins, before anything is gathered for it. `precision` determines which are gathered in 8 bits."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class ParameterGatherer:
         comm: Comm,
         prefetch: int,
         keep: bool,
-        begins: weakref.WeakMethod[Callable[[str], None]],
+        begins: weakref.WeakMethod[Callable[[Container[str]], None]],
         precision: Precision,
     ) -> None:
         self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
@@ -201,6 +203,9 @@ class ParameterGatherer:
                     unit.flat, unit.memory, unit.parameters, partial(self._arrived, weakref.ref(self), unit.flat.name)
                 )
         self._micro_batch: int | None = None
+        # Calls of units whose backward passes have not begun, by number: the unit, and what ends its forward pass.
+        self._calls: dict[int, tuple[str, list[Node]]] = {}
+        self._numbers = count()
         self._watch(module, units)
 
     def _watch(self, module: nn.Module, units: dict[str, nn.Module]) -> None:
@@ -313,22 +318,24 @@ class ParameterGatherer:
             return
         if name != self.order[-1] and not self.keep:
             self._release_unit(name)
-        this = weakref.ref(self)
+        this, call = weakref.ref(self), next(self._numbers)
 
         def begins(_: Tensor) -> None:
             gathered = this()
             if gathered is not None:
-                gathered.backward_begins(name)
+                gathered.backward_begins(name, call)
 
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(begins)
+        outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
+        for tensor in outputs:
+            tensor.register_hook(begins)
+        self._calls[call] = (name, [t.grad_fn for t in outputs if t.grad_fn is not None])
 
-    def backward_begins(self, name: str) -> None:
-        """Gather a unit for its backward pass, and start on the one before it."""
+    def backward_begins(self, name: str, call: int) -> None:
+        """Gather a unit for the backward pass of one of its calls, and start on the unit before it."""
+        self._calls.pop(call, None)
         announce = self._begins()
         if announce is not None:
-            announce(name)
+            announce({name, *(unit for unit, ends in self._calls.values() if any(map(will_run, ends)))})
         self.need(name, "B")
         before = self.order.index(name) - 1
         if self.prefetch and before >= 0:
@@ -344,6 +351,7 @@ class ParameterGatherer:
         for unit in self.units.values():
             self._arrive(unit)
             self._release(unit)
+        self._calls.clear()
         self._micro_batch = None
 
     @torch.no_grad()
