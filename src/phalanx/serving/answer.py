@@ -133,6 +133,9 @@ def serve_plan(
     lines = read([Path(each) for each in source], fields) if source else LinesRead(fields, (), ())
     if source and not lines.loaded:
         raise InputError("input, output", None, "missing: the file starts no benchmark", "e.g. 1024 and 128")
+    if lines.sweep:
+        remedy = "leave one of them, or ask phalanx.serving.sweep.serve_loads"
+        raise InputError("from", None, f"the file runs {len(lines.sweep)} benchmarks", remedy)
     query = ask(request if request is not None else as_request(lines.fields))
     search = Search(query.question, query.layout)
     searched = answer(search)

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from phalanx.serving.answer import ServingPlanAnswer
     from phalanx.serving.cost.roofline import ServingPrice
     from phalanx.serving.plan_file import ServingPlan
+    from phalanx.serving.room import ServerRoom
+    from phalanx.serving.sweep import ServingSweep
 
 OPTIONS = requests.OPTIONS
 
@@ -37,8 +39,8 @@ def plan(
 
     phalanx serve plan --model llama3-70b --cluster dgx-h100 --gpus 8 --input 4000 --output 500 --ttft 1s --tpot 30ms
 
-    source --from run.sh: Lines of a server, a benchmark or both, of vLLM, SGLang, TensorRT-LLM or genai-perf;
-        repeatable.
+    source --from run.sh: Lines of a server, a benchmark or both, of vLLM, SGLang, TensorRT-LLM, GuideLLM or
+        genai-perf; repeatable.
     --launch STARTER: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
     """
@@ -56,15 +58,21 @@ def plan(
     require_writable("--out", out)
 
     from phalanx.serving.answer import serve_plan
-    from phalanx.serving.room import server_room, without_load
+    from phalanx.serving.lines.reading import read
+    from phalanx.serving.room import server_room
     from phalanx.serving.search.question import SPARING
+    from phalanx.serving.sweep import serve_loads
 
-    if (unloaded := without_load(source or (), request)) is not None:
-        room = server_room(unloaded)
-        for line in [*(f"note: {note}" for note in room.notes), "no serving plan is written: no load is said"]:
-            announce(line)
-        print_json(room.to_dict()) if shown.json else print(*room.words(), sep="\n")
-        shown.check(room)
+    lines = read(source, request) if source else None
+    if lines is not None and not lines.loaded and not {"input", "output"} & request.keys():
+        room = server_room(lines)
+        _show_lines(room, lambda: print(*room.words(), sep="\n"), "no load is said", shown)
+        return
+    if lines is not None and lines.sweep:
+        if launch is not None:
+            raise InputError("--launch", launch, "does not go with several loads", "leave one of them in the file")
+        swept = serve_loads(lines)
+        _show_lines(swept, lambda: _show_loads(swept), "the file has several loads", shown)
         return
     answer = serve_plan(source=source or (), **request)
     for note in answer.notes:
@@ -86,6 +94,27 @@ def plan(
         field = "launch" if error.field == "for" else error.field
         raise InputError(field, error.value, error.reason, error.remedy) from None
     shown.check(answer)
+
+
+def _show_lines(answer: ServerRoom | ServingSweep, show: Callable[[], None], reason: str, shown: Display) -> None:
+    """Print an answer without a plan. `reason`: why no plan is written."""
+    for line in [*(f"note: {note}" for note in answer.notes), f"no serving plan is written: {reason}"]:
+        announce(line)
+    print_json(answer.to_dict()) if shown.json else show()
+    shown.check(answer)
+
+
+def _show_loads(swept: ServingSweep) -> None:
+    from phalanx.serving.report import load_table
+
+    out = console()
+    best = next((each.deployment for each in swept.loads if not each.refused), "")
+    for line in (*swept.caveats, f"{swept.title}: {best}"):
+        out.print(line, highlight=False, soft_wrap=True, markup=False)
+    out.print(load_table(swept.loads))
+    for each in swept.loads:
+        if each.refused:
+            out.print(f"not {each.load}: {each.refused}", highlight=False, soft_wrap=True, markup=False)
 
 
 def _show(answer: ServingPlanAnswer, costs: bool) -> None:

@@ -1,6 +1,6 @@
 """A serving plan on the terminal: the best, the front, and why not its neighbours."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
@@ -9,7 +9,8 @@ from phalanx.serving.answer import RejectedNeighbour, ServingPlanAnswer
 from phalanx.serving.likely import has_medians, words
 from phalanx.serving.search.answering import ServingAnswer
 from phalanx.serving.search.misses import NAMES, loss_words
-from phalanx.serving.search.question import ServingCandidate, ServingQuestion
+from phalanx.serving.search.question import ServingCandidate, ServingQuestion, load_words
+from phalanx.serving.sweep import LoadAnswer
 
 
 def _time(value: float) -> str:
@@ -62,6 +63,30 @@ def latency_table(c: ServingCandidate) -> Table:
     return out
 
 
+def load_table(loads: Sequence[LoadAnswer]) -> Table:
+    """Tabulate the answers of several loads, without what is refused."""
+    answered = [each for each in loads if not each.refused]
+    rates = [next((r for r in each.likely if r.figure == "tokens_per_s"), None) for each in answered]
+    several, ranged = len({each.deployment for each in answered}) > 1, any(rates)
+    out = empty_table("the loads")
+    out.add_column("load")
+    names = ("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99", "request\np50")
+    for name in (*["deployment"] * several, "tok/s", *["likely\ntok/s"] * ranged, "requests/s", *names):
+        out.add_column(name, justify="right", vertical="bottom")
+    for x, rate in zip(answered, rates, strict=True):
+        likely = "" if rate is None or rate.high is None else f"{rate.low:,.0f} to {rate.high:,.0f}"
+        times = (x.ttft_p50_s, x.ttft_p99_s, x.tpot_p50_s, x.tpot_p99_s, x.latency_p50_s)
+        out.add_row(
+            x.load,
+            *[x.deployment] * several,
+            f"{x.tokens_per_s:,.0f}",
+            *[likely] * ranged,
+            f"{x.requests_per_s:,.2f}",
+            *(_time(value or 0.0) for value in times),
+        )
+    return out
+
+
 def neighbour_table(rows: Iterable[RejectedNeighbour]) -> Table:
     """Tabulate the neighbours with the reason against each."""
     out = empty_table("why not")
@@ -80,10 +105,7 @@ def lines(a: ServingAnswer, sure: list[str], held: list[str], cost: str) -> list
     q, c = a.question, a.best
     o = c.outcome
     assert o is not None
-    load = f"{c.users:,} requests at once"
-    if q.open_load:
-        load = f"{q.rate:g} requests/s" if q.trace is None else f"{len(q.trace):,} requests of the trace"
-        load += f", {q.concurrency:,} at once at most" if q.concurrency else ""
+    load = load_words(q, c.users)
     if o.makespan_s is not None:
         load = f"{o.requests:,} requests, {load}: {_time(o.makespan_s)}"
     out = [f"{q.engine.title} on {c.gpus} x {q.cluster.device.name}: {c.title}, {load}"]

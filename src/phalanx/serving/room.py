@@ -1,15 +1,12 @@
 """Whether the server of a command line starts, and the size of its cache, which do not depend on a load."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.planning.lookup import model_named
 from phalanx.serving.answer import as_request, memory_words
 from phalanx.serving.cost.checkpoint import checkpoint_assumption
-from phalanx.serving.lines.reading import STOPS, LinesRead, read
+from phalanx.serving.lines.reading import STOPS, LinesRead
 from phalanx.serving.question import ask
 from phalanx.serving.search.search import Search
 
@@ -54,13 +51,6 @@ class ServerRoom(Answer):
             f"of a GPU weights and cache have {self.memory}",
             "missing: lengths of requests, without which no time is predicted: --input and --output",
         ]
-
-
-def without_load(source: Sequence[Path], given: Mapping[str, Any]) -> LinesRead | None:
-    """Return the lines of files if neither they nor `given` have lengths of requests; None otherwise, and without
-    files. Raises InputError."""
-    lines = read(source, given) if source else None
-    return None if lines is None or lines.loaded or {"input", "output"} & given.keys() else lines
 
 
 def server_room(lines: LinesRead) -> ServerRoom:

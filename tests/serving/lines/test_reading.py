@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ _GIVEN = {"cluster": "dgx-h100"}
 _SGLANG = "python -m sglang.launch_server --model"
 _DRAWN = "prepare_dataset.py token-norm-dist --num-requests 50 --input-mean 90 --output-mean 30 --input-stdev 9"
 _DRAWN += " --output-stdev 3"
+_GUIDED = "guidellm benchmark --model llama3-8b --data prompt_tokens=90,output_tokens=30"
 _BENCH = "vllm bench serve --model meta-llama/Llama-3.1-8B-Instruct --random-input-len 500 --random-output-len 60"
 
 
@@ -194,7 +196,7 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
         ("python train.py --lr 3", "starts no server and no benchmark; give a line of vllm serve,"),
         ("vllm serve llama3-8b\nvllm serve llama3-70b", "starts 2 servers, in lines 1, 2; leave one of them"),
         (
-            "for C in 1 4; do vllm bench serve --model llama3-8b --max-concurrency $C; done",
+            "for C in 1 4; do vllm bench throughput --model llama3-8b --input-len $C --output-len 9; done",
             "line 1 starts 2 benchmarks, in a loop; leave it one value",
         ),
         ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
@@ -207,8 +209,8 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
             "does not divide tp 4",
         ),
         (
-            "python -m sglang.bench_one_batch --model llama3-8b --batch 1 16",
-            "line 1 runs 2 benchmarks, of requests 1, 16",
+            f"{_GUIDED} --profile concurrent --rate {','.join(map(str, range(1, 99)))}",
+            "= 98: are more loads than are answered, 32; leave some of them",
         ),
         ("vllm bench serve --model llama3-8b --random-range-ratio 7", "the ratio of lengths must be from 0 to 1"),
         ('vllm bench serve --model "llama3-8b', "quote"),
@@ -238,3 +240,51 @@ def test_sglang_chooses_the_tokens_of_a_step_of_prompts_by_the_gpu(tmp_path: Pat
     line = f"{_SGLANG} meta-llama/Llama-3.1-8B-Instruct"
     assert _read(tmp_path, f"{line}\n{_BENCH}", cluster=cluster)["chunk"] == chunk
     assert _read(tmp_path, f"{line} --chunked-prefill-size 1000\n{_BENCH}", cluster=cluster)["chunk"] == 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "loads"),
+    [
+        (f"{_GUIDED} --rate-type synchronous --max-requests 7", [{"concurrency": 1, "requests": 7}]),
+        (f"{_GUIDED} --profile concurrent --rate 2,8", [{"concurrency": 2}, {"concurrency": 8}]),
+        (f"{_GUIDED} --profile throughput --rate 64", [{"concurrency": 64}]),
+        (
+            f"{_GUIDED} --profile constant --rate 2 --max-seconds 30",
+            [{"rate": 2.0, "requests": 60, "burstiness": math.inf}],
+        ),
+        (f"{_GUIDED} --profile poisson --rate 2 --rate 3.5", [{"rate": 2.0, "burstiness": None}, {"rate": 3.5}]),
+        (_GUIDED, [{"concurrency": 1}, {"concurrency": 512}]),
+        (
+            "guidellm run --model llama3-8b --profile kind=constant,rate=9 --override profile.rate 2,4 --constraint "
+            'kind=max_duration,seconds=5 --data \'{"prompt_tokens": 90, "output_tokens": 30}\'',
+            [{"rate": 2.0, "requests": 10}, {"rate": 4.0, "requests": 20}],
+        ),
+        (
+            "guidellm run --model llama3-8b --profile '{kind: concurrent, streams: [1, 4]}' --data "
+            "kind=synthetic_text,prompt_tokens=90,output_tokens=30,prompt_tokens_stdev=9,output_tokens_stdev=3",
+            [{"concurrency": 1, "variation": 0.1}, {"concurrency": 4}],
+        ),
+        (
+            "for C in 1 4; do vllm bench serve --model llama3-8b --random-input-len 90 --random-output-len 30 "
+            "--num-prompts $C --max-concurrency $C; done",
+            [{"concurrency": 1, "requests": 1}, {"concurrency": 4, "requests": 4}],
+        ),
+        (
+            "python -m sglang.bench_one_batch --model llama3-8b --batch 1 16 --input-len 90 --output-len 30",
+            [{"requests": 1}, {"requests": 16}],
+        ),
+    ],
+)
+def test_a_file_may_have_several_loads(tmp_path: Path, text: str, loads: list[dict[str, Any]]) -> None:
+    (tmp_path / "run.sh").write_text(f"vllm serve llama3-8b\n{text}\n" if "bench_one" not in text else text)
+    found = read([tmp_path / "run.sh"], _GIVEN)
+    every = found.sweep or (found.fields,)
+    assert [{name: got.get(name) for name in load} for got, load in zip(every, loads, strict=True)] == loads
+    assert {(got["input"], got["output"]) for got in every} == {(90, 30)}
+    assert bool(found.rates) == (text == _GUIDED)
+    assert not any("not judged" in caveat for caveat in found.caveats)
+
+
+def test_a_data_set_of_guidellm_has_no_lengths(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("guidellm benchmark --model llama3-8b --data a/b --profile synchronous")
+    assert "the lengths of a/b are not in the line" in error_of(tmp_path, "serve plan --from run.sh --cluster h100")

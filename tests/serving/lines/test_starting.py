@@ -79,7 +79,7 @@ def test_of_modelopts_formats_the_checkpoint_says_which(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     "bench",
     [
-        "guidellm benchmark --target http://a --profile constant --rate 8 --max-requests 1000 --data b.json",
+        "inference-benchmarker --no-console --url http://a --max-vus 800 --rates 1.0 --rates 10.0",
         "inference-perf --config_file c.yml",
         "python token_benchmark_ray.py --model x --max-num-completed-requests 9",
     ],

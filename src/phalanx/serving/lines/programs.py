@@ -19,6 +19,7 @@ from phalanx.frameworks.shell.scope import is_open, plain
 from phalanx.frameworks.shell.script import follow
 from phalanx.frameworks.verdicts import Verdict
 from phalanx.serving.lines.files import ServerPods, under_config
+from phalanx.serving.lines.guidellm import plain_flags
 from phalanx.spec.errors import InputError
 from phalanx.spec.rows import Rows, record
 
@@ -153,6 +154,7 @@ def lines(
                 rest, missing = under_config(rest, files)
                 if missing:
                     raise InputError("from", missing, "is its --config, and is not here", "give it too: --from")
+            rest = plain_flags(rest) if program.title == "guidellm" else rest
             alike = [w for i, w in enumerate(rest) if not _PLACES.match(w) and not (i and _PLACES.match(rest[i - 1]))]
             first = max((number for number in pods or {} if number <= invocation.line), default=0)
             line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))

@@ -1,10 +1,9 @@
-"""The command lines of a server and a benchmark as one question: model, layout, types and limits are the server's,
-the load is the benchmark's.
+"""The command lines of a server and its benchmarks as one question: model, layout, types and limits are the server's,
+the loads are the benchmarks'.
 
 Options of Phalanx's command line override both. Assumptions and gaps are caveats.
 """
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import prompt_tokens, step_limits
 from phalanx.serving.launch.arguments import published as arguments_of
 from phalanx.serving.lines.files import script_of
+from phalanx.serving.lines.loads import loads
 from phalanx.serving.lines.programs import Line, lines, single_line
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.presets import named
@@ -30,6 +30,8 @@ _SHORT_CACHE = re.compile(r"(^|/)nvidia/[^/]*-(nv)?fp[48]|-fp8-kv\b")
 --kv-cache-dtype is auto (NVIDIA/TensorRT-LLM#6294)."""
 STOPS = "does not start"
 """The first words of a caveat on why a server does not start."""
+_MOST_LOADS = 32
+"""Loads of a sweep at most: each is searched and simulated."""
 _PARTS = frozenset(
     ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
 )
@@ -47,6 +49,10 @@ class LinesRead:
     """Tokens of the longest request that the server accepts."""
     checked: bool = False
     """Whether the server needs room for one such request to start."""
+    sweep: tuple[Mapping[str, Any], ...] = ()
+    """The fields with each load, where the files have several; `fields` has the first."""
+    rates: int = 0
+    """Rates that a sweep also tries, evenly from what the first load is answered at to what the second one is."""
 
     @property
     def loaded(self) -> bool:
@@ -65,7 +71,7 @@ class LinesRead:
 
 def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
     """Read the lines of files; the `given` fields override them. Raises InputError for no server or benchmark,
-    several servers or benchmarks, and a missing model or lengths."""
+    several servers, too many loads, and a missing model or lengths."""
     servers_and_benchmarks = [
         line
         for path in paths
@@ -85,21 +91,30 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
     # vLLM's headless nodes are parts of the first node's server.
     server = single_line([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
-    bench = single_line([x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")], "benchmarks")
+    benches = [x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")]
+    bench = (
+        single_line(benches, "benchmarks")
+        if any(x.program.role == "both" for x in benches)
+        else next(iter(benches), None)
+    )
     drawn = single_line([x for x in servers_and_benchmarks if x.program.role == "lengths"], "data sets")
     if server is None and bench is not None and bench.program.role == "both":
         server = bench
     cluster, taken = _selected(server, given)
     given = {**cluster, **given}
     fields, caveats = _served(server, bench, given)
-    load, doubts = _load(bench, drawn, given)
-    parts = [x for x in (server, None if bench is server else bench, drawn) if x is not None]
+    asked = [load for each in benches for load in loads(each, drawn, given)] or [({}, [])]
+    sweep = list({str(sorted({**load, **given}.items())): load for load, _ in asked}.values())
+    if len(sweep) > _MOST_LOADS:
+        raise InputError("from", len(sweep), f"are more loads than are answered, {_MOST_LOADS}", "leave some of them")
+    parts = [x for x in (server, drawn, *(each for each in benches if each is not server)) if x is not None]
     judged = [caveat for line in parts for caveat in line.caveats(given)]
     judged += taken
     judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
-    merged = {**fields, **load, **given}
-    notes = tuple(
+    every = [{**fields, **load, **given} for load in sweep]
+    merged = every[0]
+    notes = dict.fromkeys(
         f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip()
         + (f", {x.pods.copies} replicas" if x.pods.copies > 1 else "")
         for x in sorted(parts, key=lambda x: x.number)
@@ -107,8 +122,11 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     stated, most = (server.fields.get("context") if server else None), model_named(str(merged["model"]))[0].max_seq
     longest = stated if isinstance(stated, int) and stated > 0 else most
     checked = server is not None and server.program.engine == "vllm"  # vllm/v1/core/kv_cache_utils.py
-    everything = sorted((*judged, *caveats, *doubts), key=lambda caveat: not caveat.startswith(STOPS))
-    return LinesRead(merged, tuple(everything), notes, longest, checked)
+    doubts = dict.fromkeys((*judged, *caveats, *(doubt for _, some in asked for doubt in some)))
+    everything = sorted(doubts, key=lambda caveat: not caveat.startswith(STOPS))
+    rates = 0 if bench is None or len(every) < 2 else max(0, int(bench.fields.get("sweep", 2)) - 2)
+    several = tuple(every) if len(every) > 1 else ()
+    return LinesRead(merged, tuple(everything), tuple(notes), longest, checked, several, min(rates, _MOST_LOADS))
 
 
 # The server
@@ -255,107 +273,7 @@ def _model(name: str) -> str:
     raise InputError("model", None, f"{name} is not a model that is known", "give its config.json")
 
 
-# The benchmark
-
-
 def _unread(bench: Line) -> str:
     """Return the caveat on a benchmark whose flags are not read."""
     load = "its load is not read: --input, --output, --requests, and --rate or --concurrency say it"
     return f"not judged: line {bench.number} starts {bench.program.names[0]}: {load}"
-
-
-_VARIATION = 1.0
-"""Standard deviation over mean of the lengths of a published data set."""
-
-
-def _load(bench: Line | None, drawn: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the fields of the load, with their caveats. `drawn`: the line that generates the data set, if there is
-    one. Raises InputError for unknown lengths."""
-    if bench is None:
-        return {}, []
-    program = bench.program
-    of_file = {"dataset": program.of_file} if program.of_file and bench.fields.get("file") else {}
-    stated = {**program.defaults, **of_file, **bench.fields, **(drawn.fields if drawn is not None else {})}
-    caveats: list[str] = []
-    fields: dict[str, Any] = {}
-    for name in ("requests", "concurrency"):
-        value = stated.get(name)
-        if isinstance(value, list):
-            reason = f"line {bench.number} runs {len(value)} benchmarks, of {name} {', '.join(map(str, value[:6]))}"
-            raise InputError("from", None, reason, "leave one of them")
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            fields[name] = value
-    fields |= _arrivals(bench, stated, given)
-    if "requests" not in {**fields, **given}:
-        caveats.append("missing: how many requests: a load without end is taken; --requests says how many")
-    synthetic = str(stated.get("dataset", "")) in program.synthetic or not program.synthetic
-    if program.engine == "trtllm" and drawn is None and "input" not in bench.fields:
-        synthetic = False
-    dataset = str(stated.get("dataset") or "a file")
-    drawn_lengths = dict(zip(("input", "output"), program.mean_lengths.get(dataset, ()), strict=False))
-    for name in ("input", "output"):
-        if name in given:
-            continue
-        value = stated.get(name) if synthetic or name in bench.fields else drawn_lengths.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            reason = f"missing: the lengths of {dataset} are not in the line"
-            raise InputError(name, None, reason, "give the mean, and --variation")
-        fields[name] = value if drawn_lengths else _range(program.title, value, stated)
-    if drawn_lengths and not {"input", "output"} <= given.keys():
-        fields["variation"] = _VARIATION
-        caveats.append(
-            f"assumed: the lengths of {dataset} have means of {fields.get('input', given.get('input'))} and "
-            f"{fields.get('output', given.get('output'))} tokens, and vary as much: --input, --output, --variation"
-        )
-    caveats += _varied(fields, stated, given)
-    prefix = stated.get("prefix")
-    if isinstance(prefix, int) and prefix > 0 and "input" in fields:
-        low, high = (int(part) for part in f"{fields['input']}:{fields['input']}".split(":")[:2])
-        fields["input"] = prefix + low if low == high else f"{prefix + low}:{prefix + high}"
-        fields["reuse"] = min(0.99, prefix / (prefix + (low + high) / 2))
-        caveats.append(f"assumed: the {prefix:,} tokens that prompts share are cached from the first request on")
-    return fields, caveats
-
-
-def _arrivals(bench: Line, stated: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of rate and burstiness. An infinite rate: requests come as fast as the limit on concurrent
-    ones allows."""
-    rate = math.inf if str(stated.get("rate")) in ("inf", "-1") else stated.get("rate")
-    fields: dict[str, Any] = {}
-    if isinstance(rate, float | int) and not isinstance(rate, bool) and not {"rate", "concurrency"} & given.keys():
-        fields["rate"] = float(rate)
-    if isinstance(burstiness := stated.get("burstiness"), float | int):
-        fields["burstiness"] = float(burstiness)
-    if stated.get("arrivals") == "constant":
-        fields["burstiness"] = math.inf
-    return fields
-
-
-def _range(title: str, length: int, stated: Mapping[str, Any]) -> int | str:
-    """Return the tokens of a request, or a range FROM:TO, as the tool draws them."""
-    for name, low, high in (
-        ("spread", lambda r: math.floor(length * (1 - r)), lambda r: math.ceil(length * (1 + r))),
-        ("least", lambda r: max(int(length * r), 1), lambda r: length),
-    ):
-        ratio = stated.get(name)
-        if isinstance(ratio, float | int) and not isinstance(ratio, bool):
-            if not 0 <= ratio <= 1:
-                raise InputError("from", ratio, f"{title}: the ratio of lengths must be from 0 to 1")
-            if name == "spread" and ratio == 1:  # releases before 0.8.4, whose default it was; later ones refuse it
-                return length
-            first, last = max(1, low(ratio)), max(1, high(ratio))
-            return first if first == last else f"{first}:{last}"
-    return length
-
-
-def _varied(fields: dict[str, Any], stated: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
-    """Set the variation of lengths from their standard deviations; yield a caveat if prompts and answers differ."""
-    shares = []
-    for name in ("input", "output"):
-        mean, deviation = fields.get(name), stated.get(f"{name}_deviation", 0)
-        if isinstance(mean, int) and isinstance(deviation, float | int):
-            shares.append(float(deviation) / mean)
-    if any(shares) and "variation" not in given:
-        fields["variation"] = max(shares)
-        if max(shares) - min(shares) > 0.01:
-            yield f"assumed: prompts and answers both vary by {max(shares):.0%} of their mean"

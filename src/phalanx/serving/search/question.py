@@ -218,3 +218,11 @@ class ServingCandidate:
             text += f",ep={x.moe_ep}" if x.moe_ep > 1 else ""
             parts.append(text + (f" {g.role}" if g.role != "both" else ""))
         return f"{' + '.join(parts)}, {self.weights}"
+
+
+def load_words(q: ServingQuestion, users: int) -> str:
+    """Describe how requests come; `users`: requests at once of a closed loop."""
+    if not q.open_load:
+        return f"{users:,} request{'s' * (users != 1)} at once"
+    load = f"{q.rate:,.4g} requests/s" if q.trace is None else f"{len(q.trace):,} requests of the trace"
+    return load + (f", {q.concurrency:,} at once at most" if q.concurrency else "")
