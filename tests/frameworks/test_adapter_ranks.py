@@ -82,3 +82,15 @@ def test_verl_without_a_rank_trains_the_whole_model(tmp_path: Path) -> None:
 def test_nemos_modules_are_attentions_or_all(tmp_path: Path, modules: str, targets: str) -> None:
     (tmp_path / "nemo.yaml").write_text(_NEMO.replace("RANKED", modules).replace("RANK", "32"))
     assert json_of(tmp_path, "read", "nemo.yaml", "--json")["options"]["lora_targets"] == targets
+
+
+def test_a_frozen_base_in_8_bits_is_written_and_read_back(tmp_path: Path) -> None:
+    asked = ("--model", "llama3-8b", "--cluster", "dgx-b200", "--gpus", "8", "--batch", "64", "--seq", "4096")
+    plan = ("--stack", "megatron-bridge", "--precision", "fp8", "--where", "tp=1, pp=1, cp=1", "--out", "plan.json")
+    base = "lora=16,base=float8"
+    json_of(tmp_path, "plan", *asked, *plan, "--options", f"{base},narrow_parameters=on", "--json")
+    json_of(tmp_path, "export", "plan.json", "--to", "megatron-bridge", "--out", "run", "--json")
+    assert json_of(tmp_path, "read", "run/config.yaml", "--json")["options"]["base"] == "float8"
+    json_of(tmp_path, "plan", *asked, *plan, "--options", base, "--json")
+    words = error_of(tmp_path, "export", "plan.json", "--to", "megatron-bridge", "--out", "other")
+    assert "add narrow_parameters=on" in words

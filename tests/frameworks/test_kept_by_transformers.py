@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,17 @@ EXPERTS = {
 TYPES = {"bf16": ("bfloat16", "float32"), "fp32": ("float32", "float32")}
 
 
-def _config(model_type: str, layers: int) -> Any:
+def _config(model_type: str, layers: int, **sizes: int) -> Any:
     return transformers.AutoConfig.for_model(
-        model_type, **SIZES, **EXPERTS.get(model_type, {}), num_hidden_layers=layers
+        model_type, **SIZES | EXPERTS.get(model_type, {}) | sizes, num_hidden_layers=layers
     )
 
 
-def kept(model_type: str, layers: int, weights: torch.dtype, autocast: bool) -> int:
+def kept(config: Any, weights: torch.dtype, autocast: bool, prepare: Callable[[torch.nn.Module], object] = id) -> int:
     """Bytes of the storages that a forward pass saves, without parameters and their copies in 16 bits."""
-    config = _config(model_type, layers)
     model = transformers.AutoModelForCausalLM.from_config(config).to(weights).train()
-    if model_type in EXPERTS:
+    prepare(model)
+    if config.model_type in EXPERTS:
         model.set_experts_implementation("grouped_mm")
     own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     shapes = {p.shape for p in model.parameters()} | {p.mT.shape for p in model.parameters() if p.ndim > 1}
@@ -73,7 +75,7 @@ CASES: dict[str, tuple[Any, str, torch.dtype, bool]] = {
 )
 def test_a_block_keeps_what_the_ledger_says(model_type: str, case: str, tmp_path: Path) -> None:
     zero, types, weights, autocast = CASES[case]
-    measured = kept(model_type, 3, weights, autocast) - kept(model_type, 2, weights, autocast)
+    three, two = (kept(_config(model_type, layers), weights, autocast) for layers in (3, 2))
     _config(model_type, 2).save_pretrained(tmp_path)
     spec, _ = lookup.model_named(str(tmp_path / "config.json"))
     compute, master = TYPES[types]
@@ -81,7 +83,9 @@ def test_a_block_keeps_what_the_ledger_says(model_type: str, case: str, tmp_path
     size, placed = shape(spec), layout(Strategy(dp=2, zero=zero), job, spec.layers)
     by = constants("accelerate", job, size, AS_RELEASED)
     # Places of tokens are counted as our own router's are.
-    assert float(live_bytes(size, placed, by).stored) == pytest.approx(measured, rel=0.01 * (model_type in EXPERTS))
+    assert float(live_bytes(size, placed, by).stored) == pytest.approx(
+        three - two, rel=0.01 * (model_type in EXPERTS)
+    )
 
 
 @pytest.mark.parametrize(("targets", "bytes_per_token"), [("linear", 5912), ("qkv", 4440)])
@@ -97,3 +101,43 @@ def test_adapters_keep_their_inputs_and_frozen_products_none(
     placed = layout_with_options(layout(Strategy(), job, spec.layers), options)
     by = constants("accelerate", job, size, options)
     assert float(live_bytes(size, placed, by).stored) == bytes_per_token * SEQ
+
+
+class _Adapted(torch.nn.Module):
+    """A frozen weight with adapters in its own type: y = W x + 2 B (A x)."""
+
+    def __init__(self, weight: torch.nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.weight, dtype = weight, weight.weight.dtype
+        self.a = torch.nn.Linear(weight.in_features, rank, bias=False, dtype=dtype)
+        self.b = torch.nn.Linear(rank, weight.out_features, bias=False, dtype=dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.weight(x) + 2 * self.b(self.a(x))
+        return y
+
+
+NAMES = {"qkv": "qkv", "attention": "qkvo", "linear": ("q", "k", "v", "o", "gate", "up", "down")}
+
+
+@pytest.mark.parametrize("targets", NAMES)
+def test_adapters_in_16_bits_share_their_inputs(targets: Any, tmp_path: Path) -> None:
+    """A block keeps a result of a norm, or attention's, once for all adapters that read it, and nothing for frozen
+    products alone."""
+
+    def adapt(model: torch.nn.Module) -> None:
+        model.requires_grad_(False)
+        for module in list(model.modules()):
+            for name in NAMES[targets]:
+                if isinstance(weight := getattr(module, f"{name}_proj", None), torch.nn.Linear):
+                    setattr(module, f"{name}_proj", _Adapted(weight))
+
+    wide = {"hidden_size": 128, "intermediate_size": 320, "head_dim": 16}
+    three, two = (kept(_config("llama", n, **wide), torch.bfloat16, False, adapt) for n in (3, 2))
+    _config("llama", 2, **wide).save_pretrained(tmp_path)
+    spec, _ = lookup.model_named(str(tmp_path / "config.json"))
+    job, options = Job(1, SEQ, Precision("bfloat16")), StackOptions(lora=8, lora_targets=targets)
+    size = extended_shape(shape(spec), options)
+    placed = layout_with_options(layout(Strategy(), job, spec.layers), options)
+    by = replace(constants("accelerate", job, size, options), wide_adapters=0.0)
+    assert float(live_bytes(size, placed, by).stored) == three - two

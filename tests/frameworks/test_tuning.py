@@ -110,7 +110,9 @@ def test_an_8b_with_adapters_fits_a_card_of_24_gb(tmp_path: Path) -> None:
     72,
     st.sampled_from([4, 16, 64]),
     st.sampled_from(["qkv", "attention", "linear"]),
-    st.sampled_from([base for base in BASE_BYTES if base != "gptq"]),  # whose 16-bit weights wait for gradients
+    st.sampled_from(
+        sorted(BASE_BYTES.keys() - {"gptq", "float8"})
+    ),  # 16-bit weights wait for gradients; products in 8
     st.sampled_from(["dp=8", "dp=8,zero=3", "tp=2,dp=4,zero=3"]),
 )
 def test_less_is_trained_with_less(rank: int, targets: str, base: str, strategy: str) -> None:

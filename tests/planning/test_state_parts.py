@@ -105,6 +105,19 @@ def test_parts_are_what_the_frameworks_hold() -> None:
     assert adapters["adapters master weights and moments"] == (12, 1)
 
 
+@pytest.mark.parametrize("stack", ["megatron-bridge", "nemo-25.04"])
+def test_a_frozen_base_in_8_bits_is_one_byte_a_weight(stack: str) -> None:
+    ask = Query(None, "llama3-8b", "dgx-b200", 8, 64, 4096, "dp=8", stack, "fp8", options="lora=16")
+    wide, narrow = read(ask).estimate, read(replace(ask, options="lora=16,base=float8")).estimate
+    model = model_named("llama3-8b")[0]
+    of_blocks = model.parameter_count - 2 * model.vocab * model.hidden
+    saved = wide.memory.terms["state"] - narrow.memory.terms["state"]
+    assert saved == pytest.approx(of_blocks, rel=1e-3)  # one of two bytes
+    assert narrow.step.seconds == wide.step.seconds  # products read it as it is
+    with pytest.raises(InputError, match="8 bits"):
+        _ = read(replace(ask, precision="bf16", options="lora=16,base=float8")).estimate
+
+
 @pytest.mark.parametrize("line", ["dp=2", "dp=2,zero=1", "dp=2,zero=2", "dp=2,zero=3"])
 def test_the_exact_engine_holds_what_is_said(line: str) -> None:
     model, cluster, s = model_named("gpt2-medium")[0], preset("dgx-h100", 1), Strategy(**parse(line))

@@ -177,8 +177,9 @@ def test_experts_are_divided_only_where_there_are_any_and_by_who_does_so_unasked
     ("said", "modules"),
     [
         ("", "linear"),
-        ("dora rank 8, target_modules: [linear_qkv]", "attention"),
-        ("target_modules: [q_proj, v_proj]", "attention"),
+        ("dora rank 8, target_modules: [linear_qkv]", "qkv"),
+        ("target_modules: [q_proj, v_proj]", "qkv"),
+        ("target_modules: [linear_qkv, linear_proj]", "attention"),
         ("target_modules: [linear_qkv, linear_fc1]", "linear"),
         ("target_modules: [q_proj, up_proj]", "linear"),
         ("target_modules: [all-linear]", "linear"),

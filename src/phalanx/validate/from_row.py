@@ -15,7 +15,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 from phalanx.validate import stacks, systems
-from phalanx.validate.models import Unspecified, depths_of, is_hybrid, model_of
+from phalanx.validate.models import Unspecified, depths_of, model_of
 from phalanx.validate.records import Row, readable
 from phalanx.validate.stacks import PricingStack
 
@@ -128,12 +128,13 @@ _FLASH = re.compile(r"\bFA-?([23])\b|flash-?attn-?([23])\b", re.IGNORECASE)
 """FlashAttention by version, in a row's words."""
 _RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
 """An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
-_BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq)\b")
+_BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq|float8)\b")
 """Format of the frozen weights, in the same column."""
 _BUCKET = re.compile(r"\breduce_bucket_size (\d+)")
 """DeepSpeed's bucket, in a row's words."""
 _TARGETS = re.compile(r"target_modules: \[([^]]*)\]")
 _OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")
+_OF_QKV = re.compile(r"(\s*(linear_qkv|attention_qkv|[qkv]_proj)\s*,?)+")
 _QKV_ALONE = ("llama3-70b",)
 """Models with adapters on `linear_qkv` alone, which Megatron-Bridge's recipes say and its tables leave out (573cd8b,
 scripts/performance/configs/llama/llama3_llm_finetune.py, llama3_70b_lora_config_h100)."""
@@ -174,7 +175,7 @@ def _strategy(row: Row, stack: str, gpus: int) -> tuple[Strategy, int, int]:
         pp=pp,
         virtual=chunks if pp > 1 else 1,
         micro_batch=micro,
-        recompute=(stacks.named_modules(row) if is_hybrid(row) else "") or stacks.recomputation(row),
+        recompute=stacks.named_modules(row) or stacks.recomputation(row),
     )
     return strategy, batch, seq
 
@@ -225,6 +226,8 @@ def _targets(row: Row) -> str:
     if named is None:
         alone = row["framework"] == "Megatron-Bridge" and row["model"] in _QKV_ALONE
         return "qkv" if alone else "linear"
+    if _OF_QKV.fullmatch(named[1]):
+        return "qkv"
     return "linear" if _OF_MLPS.search(named[1]) else "attention"
 
 

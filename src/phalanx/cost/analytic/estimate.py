@@ -121,7 +121,7 @@ def estimate(
     """Price one strategy, with the options of its stack. Raises InputError for a strategy, chip or stack that is not
     modelled."""
     require_modelled(s, stack)
-    require_priced(options, cluster.device.kind)
+    require_priced(options, cluster.device.kind, number_format)
     how = layout_of_strategy(model, job, s, options, number_format)
     size = shape(model)
     result = estimate_columns(

@@ -128,6 +128,7 @@ BASE_BYTES = {
     "nf4-double": (4 + 8 / 64 + 32 / (64 * 256)) / 8,
     "int8": 1.0,
     "gptq": (4 + (16 + 4) / 128) / 8,
+    "float8": 1.0,
 }
 """Bytes of a frozen weight of a block, with its share of the scales."""
 _EXPERT_LAUNCHES = 110.0
@@ -138,6 +139,8 @@ SPREAD = 1.0
 """Relative standard deviation of an expert's tokens under a learned router: with it the median error of 16
 pretraining steps published with their real router is 18 % (24 % without), most of them still predicted too short.
 Public logs of loads are rare, so it is one number for all models."""
+_SCALED_BY_TENSOR = ("float8", "float8-delayed")
+"""Formats of products that read a weight in either order: others scale blocks along a row or along a column."""
 _SCORED = {"none": 0.0, "copy": 1.0, "base": 1.0, "copy-kl": 3.0, "base-kl": 3.0}
 """Additional forward passes per sequence, by the reference that scores it: KTO's reference scores the sequence and
 one of another prompt, which the model scores too, without gradients (huggingface/trl trl/trainer/kto_trainer.py:
@@ -272,11 +275,14 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
         # A frozen norm does not keep what its weight multiplies.
         new = replace(new, kept_casts=0.0, kept_norm=by.kept_norm / 2)
         new = replace(new, adapter_state_bytes=moments + master)
-        if o.base != "auto":  # read, and written as 16 bits, each time that a product needs it
+        if o.base not in ("auto", "float8"):  # read, and written as 16 bits, each time that a product needs it
             slow = _TABLE_LOOKUPS if o.base.startswith("nf4") else 1.0
             moved = _BYTEWISE * _UNPACKED if o.base == "gptq" else slow * (base + 2.0)
             new = replace(new, dequantised_bytes=moved, kept_weights=2.0 * (o.base == "gptq"))
+        if o.base != "auto":
             new = replace(new, parameter_bytes=weight)  # gathered as they are stored
+        if o.base == "float8":
+            new = replace(new, cast_parameters=1.0)
     if o.reference.startswith("copy"):  # whole below level 3
         more = new.parameter_bytes
         here = 0.0 if o.parameter_offload else more
@@ -322,6 +328,7 @@ def _adapted_weights(model: Shape, o: StackOptions) -> AdaptedWeights:
         inputs=mean(lambda x, y, n: n * x),
         shared=mean(lambda x, y, n: np.maximum(n - 1, 0) * x)
         + model.mean(lambda kind: kind.attends * kind.hidden),  # of q
+        results=model.mean(lambda kind: kind.attends * kind.heads * kind.head_dim) * (o.lora_targets != "qkv"),
         outputs=mean(lambda x, y, n: n * y),
     )
 
@@ -388,8 +395,13 @@ def layout_with_options(
     return replace(layout, **changes) if changes else layout
 
 
-def require_priced(o: StackOptions, kind: str) -> None:
-    """Raise InputError if options need a link to the host that a device of this kind does not have."""
+def require_priced(o: StackOptions, kind: str, number_format: str) -> None:
+    """Raise InputError if options need a link to the host that a device of this kind does not have, or products in
+    another type than `number_format`."""
+    products = number_format if o.products == "auto" else o.products
+    if o.base == "float8" and products not in _SCALED_BY_TENSOR:
+        reason = f"needs products in 8 bits with one scale per tensor, not {products}"
+        raise InputError("options.base", "float8", reason, "add products=float8 (--precision fp8)")
     uses_host = o.optimizer_offload or o.parameter_offload or o.activation_offload
     if uses_host and kind != "cuda":
         raise InputError("options", str(o), f"a {kind} device has no link to a host", "leave offloading out")

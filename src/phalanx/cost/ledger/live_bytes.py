@@ -357,7 +357,7 @@ def live_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> BlockBytes:
     kept = shape.mean(lambda kind: block_bytes(kind, layout, keeps))
     kept = kept + KEPT_RESULTS * 2 * layout.tokens * shape.magnitudes.outputs / layout.tp
     kept = kept + keeps.kept_weights * shape.of_block / layout.tp
-    kept = kept + layout.frozen * np.asarray(keeps.wide_adapters) * _of_adapters(shape, layout)
+    kept = kept + layout.frozen * _of_adapters(shape, layout, keeps)
     freed = np.minimum(shape.mean(lambda kind: freed_bytes(kind, layout, keeps)), kept)
     input_bytes = carried_bytes(shape, layout) / _ways(layout)
     by_operation = layout.selective * np.asarray(keeps.per_op)
@@ -367,14 +367,19 @@ def live_bytes(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> BlockBytes:
     return BlockBytes(kept, freed, stored)
 
 
-def _of_adapters(shape: Shape, layout: LayoutColumns) -> Column:
-    """Return the bytes that adapters of a block keep, of their inputs and inside, less what frozen products do not
-    keep: results of norms, and the input of the MLP's last product."""
-    a = shape.adapted
+def _of_adapters(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> Column:
+    """Return the bytes that adapters of a block keep, of their inputs and inside, less the operands that frozen
+    products do not keep: results of norms, the input of the MLP's last product, and attention's result in 8 bits.
+    Adapters in fp32 keep a copy each; those in 16 bits share inputs, and attention's result, which stays anyway."""
+    a, wide = shape.adapted, np.asarray(keeps.wide_adapters)
+    operand = np.where(wide > 0, 2.0, operand_bytes(layout, keeps))
     inside = shape.adapters * a.number / np.maximum(a.inputs + a.outputs, 1.0)
+    inputs = np.where(wide > 0, a.inputs, a.inputs - a.shared - a.results)
     of_norms = shape.mean(lambda kind: (kind.norms + kind.after_norms) * kind.hidden) / _ways(layout)
     of_mlps = shape.mean(lambda kind: kind.ffn) / layout.tp
-    return layout.tokens * layout.activation_bytes * ((a.inputs + inside) / layout.tp - of_norms - of_mlps)
+    of_results = shape.mean(lambda kind: kind.heads * kind.value_dim) / layout.tp * (operand < 2)
+    kept = 2 * (inputs + inside) / layout.tp - operand * (of_norms + of_mlps + of_results)
+    return layout.tokens * layout.activation_bytes / 2 * kept
 
 
 def sliced_head(shape: Shape, layout: LayoutColumns, keeps: Keeps) -> tuple[Column, Column]:

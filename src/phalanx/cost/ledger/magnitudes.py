@@ -27,6 +27,8 @@ class AdaptedWeights:
     shared: Column = 0.0
     """The part of `inputs` that another adapted weight reads too: of k and v with q, of a gated MLP's second
     matrix."""
+    results: Column = 0.0
+    """The part of `inputs` that is attention's result, which its backward pass needs too."""
     outputs: Column = 0.0
 
     def traffic(self, wide: Column) -> tuple[Column, Column]:

@@ -117,4 +117,8 @@ def _options(keys: Keys) -> dict[str, Any]:
             options["lora_targets"] = named[0]
         elif keys.truth("peft.share_expert_adapters", "options.lora_targets") is False:
             options["lora_targets"] = "experts"
+        types = keys.config.get("mixed_precision")
+        narrow = isinstance(types, Mapping) and types.get("fp8_param_gather")
+        if narrow and keys.truth("model.disable_parameter_transpose_cache", "options.base"):
+            options["base"] = "float8"
     return options

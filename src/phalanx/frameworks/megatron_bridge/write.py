@@ -53,6 +53,8 @@ def _require_expressible(x: Subject) -> None:
     if m.latent is not None and write_blocks.blocks_of(m).symbols:
         reason = "its provider of hybrid models has no latent attention"  # models/hybrid/hybrid_provider.py:109
         raise InputError("model.latent", "set", reason, "use Megatron-LM's arguments")
+    if o.base == "float8" and o.narrow_parameters != "on":
+        raise InputError("options.base", "float8", "is of parameters kept in 8 bits", "add narrow_parameters=on")
     if o.lora and m.latent is not None:
         raise InputError("options.lora", o.lora, "adapters of latent attention are not exported", "leave it out")
 
@@ -127,6 +129,8 @@ def _types(x: Subject, flags: set[str]) -> Iterable[Setting]:
     yield Setting("mixed_precision.pipeline_dtype", dtype)
     if "--accumulate-allreduce-grads-in-fp32" not in flags:
         yield Setting("mixed_precision.grad_reduce_in_fp32", False)
+    if x.options.base == "float8":
+        yield Setting("model.disable_parameter_transpose_cache", True)
     if "--fp8-param-gather" in flags and x.options.products == "mxfp8":
         yield Setting("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True)
     if x.options.cross_entropy == "plain":

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from phalanx.cost.analytic.block import block_kinds, least_block_kinds
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.memory import Memory, allocatable_bytes, memory
-from phalanx.cost.analytic.option_effects import constants, extended_shape, layout_with_options
+from phalanx.cost.analytic.option_effects import constants, extended_shape, layout_with_options, require_priced
 from phalanx.cost.analytic.profile import Profile
 from phalanx.cost.analytic.step import Step, step
 from phalanx.cost.hardware.columns import Column
@@ -87,7 +87,8 @@ class Pricing:
 
     @cached_property
     def profile(self) -> Profile:
-        """Constants and policies of the software stack."""
+        """Constants and policies of the software stack. Raises InputError for options without a price."""
+        require_priced(self.extra, self.cluster.device.kind, self.number_format)
         return constants(self.stack, self.job, shape(self.model), self.extra)
 
     @cached_property

@@ -93,10 +93,11 @@ class StackOptions:
     dora: Literal["none", "on", "dropout"] = "none"
     """Whether norms of an adapted weight's rows are trained too, under `lora` (DoRA, Liu et al. 2024). dropout: with
     dropout before the adapters, whose input multiplies the frozen weight once more."""
-    base: Literal["auto", "nf4", "nf4-double", "int8", "gptq"] = "auto"
+    base: Literal["auto", "nf4", "nf4-double", "int8", "gptq", "float8"] = "auto"
     """Number format of the frozen weights of blocks under `lora`. auto: 16 bits; nf4: 4 bits with an fp32 scale for
     each 64; nf4-double: with 8-bit scales (QLoRA, Dettmers et al. 2023); int8: LLM.int8() (Dettmers et al. 2022);
-    gptq: 4 bits with a scale and a zero for each 128 (Frantar et al. 2022)."""
+    gptq: 4 bits with a scale and a zero for each 128 (Frantar et al. 2022); float8: as products in 8 bits with one
+    scale per tensor read them, without a second copy in the backward pass's order."""
     reference: Literal["none", "copy", "base", "copy-kl", "base-kl"] = "none"
     """The reference model that scores each micro-batch in a forward pass too (DPO, Rafailov et al. 2023). copy: a
     frozen copy of the model, sharded as parameters are; base: the model without its adapters; -kl: both score as many
