@@ -69,6 +69,7 @@ _SLOW = (
     "verify quickstart.toml",
     "verify --serving",
     "serve verify",
+    "serve validate",
     "collectives prove",
     "learn cases",
 )

@@ -16,6 +16,8 @@ from phalanx.frameworks import lints, registry
 from phalanx.frameworks.facts import load
 from phalanx.frameworks.reading.parts import reader, writer
 from phalanx.frameworks.writing.subject import subject
+from phalanx.spec.strategy.spec import Strategy
+from phalanx.spec.strategy.stack_options import StackOptions
 
 FOLDERS = Path(registry.__file__).parent
 
@@ -106,3 +108,19 @@ def test_every_folder_with_a_reader_or_a_writer_says_what_it_is_called() -> None
         framework = registry.FRAMEWORKS.get(path.name)
         assert (path / "read.py").is_file() == bool(framework and framework.reads), path.name
         assert (path / "write.py").is_file() == bool(framework and framework.writes), path.name
+
+
+def test_a_level_that_a_stack_lacks_is_refused_where_it_takes_effect() -> None:
+    """On one GPU too, if the optimizer's state is on the host: it is there as shards."""
+    offloaded, refused = StackOptions(optimizer_offload=1.0), set()
+    for stack in registry.DOCUMENTED.values():
+        if "optimizer_offload" not in stack.options:
+            continue
+        for zero in (1, 2, 3):
+            alone = stack.refusal(Strategy(zero=zero), offloaded)
+            several = stack.refusal(Strategy(dp=2, zero=zero), offloaded)
+            lacks = not stack.strategy["zero"].allows(zero)
+            assert [r is not None and r.field == "zero" for r in (alone, several)] == [lacks, lacks], (stack.name, zero)
+            assert stack.refusal(Strategy(zero=zero), StackOptions()) is None
+            refused.add(lacks)
+    assert refused == {False, True}

@@ -102,5 +102,5 @@ def test_bad_rows_are_listed_with_their_reason_and_the_others_scored(tmp_path: P
     assert "did you mean" in reasons["bad model"]
     assert "needs Blackwell" in reasons["bad weights_dtype"]
     assert "missing" in reasons["bad isl"]
-    out = text_of(tmp_path, "serve validate")
+    out = text_of(tmp_path, "serve validate --runs mine.csv")
     assert "other rows" in out

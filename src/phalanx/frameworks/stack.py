@@ -265,7 +265,7 @@ class Stack:
         for name, entry in self.strategy.items():
             value = getattr(s, name)
             given = value != FIELDS[name].default or name == "schedule"  # whose default not every stack has
-            if given and not entry.allows(value) and _has_effect(name, s):
+            if given and not entry.allows(value) and _has_effect(name, s, options):
                 remedy = self._remedy(name, entry, s, options, about)
                 return Refusal(name, value, "is not in the stack", remedy, entry.source)
         how, source = recompute.parse(s.recompute), self.strategy["recompute"].source
@@ -298,8 +298,7 @@ def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
     nothing to shard over is 0), options, and DERIVED but for the names of a model and a job."""
     values: dict[str, Any] = {name: getattr(s, name) for name in FIELDS}
     values |= {name: getattr(options, name) for name in OPTION_FIELDS}
-    in_effect = s.shards > 1 or options.state_on_host
-    values |= {"zero": s.zero if in_effect else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
+    values |= {"zero": s.zero if _has_effect("zero", s, options) else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
     values |= {"replicas": s.dp * s.cp, "ring": s.ring, "dp_shard": s.dp_shard, "cp_chunks": 2 * s.cp}
     values |= {"chunks": s.pp * s.virtual, "middle_chunks": (s.pp - given_ends(options)) * s.virtual}
     values |= {"tp_cp": s.tp * s.cp, "tp_ulysses": s.tp * s.ulysses}
@@ -335,12 +334,12 @@ def _ordered(conditions: tuple[where.Condition, ...]) -> Iterator[str]:
         yield from sorted(condition.fields)
 
 
-def _has_effect(name: str, s: Strategy) -> bool:
+def _has_effect(name: str, s: Strategy, options: StackOptions) -> bool:
     """Whether a field of a strategy changes anything: `schedule` without a pipeline and `zero` with nothing to shard
-    over do not."""
+    over do not, unless the state is on the host."""
     if name in ("schedule", "virtual"):
         return s.pp > 1
-    return s.shards > 1 if name == "zero" else True
+    return s.shards > 1 or options.state_on_host if name == "zero" else True
 
 
 def _choices(entry: FieldFact) -> str:
