@@ -17,8 +17,10 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from queue import Queue
 from subprocess import DEVNULL, Popen
 from xml.etree import ElementTree
 
@@ -33,6 +35,12 @@ ROOMS = sorted(file.parent.name for file in ROOT.glob(f"{HOUSE}/*/__init__.py"))
 LIVED, CUT, NOTICED = 0, 90, 1
 OUTCOMES = {NOTICED: "noticed", LIVED: "lived", CUT: "cut"}
 """By exit code, of which others have noticed too. `cut` lived until its time was over; what no test reaches lives."""
+Mutant = tuple[str, Path, int, str, str]
+"""Room, file, line, what is changed, the file's source with it."""
+COPIES = 2
+"""Mutants that are examined at a time: most tests wait more than they compute."""
+QUICK = 25
+"""Tests that are run first, in a process of their own: most mutants are noticed before the files of all are read."""
 SECONDS, ENDLESS = 120, 240
 """Of processor time, so that a busy machine says the same as a quiet one: of a mutant's tests, after which no other
 begins, and of one process, which then does not end. pytest-timeout ends what waits."""
@@ -49,28 +57,29 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and its folder is removed
     rooms, seen = options.room or ROOMS, list[tuple[str, str]]()
     with tempfile.TemporaryDirectory(prefix="phalanx-mutants-") as folder:
-        copy = Path(folder) / "copy"
+        whole, *others = (Path(folder) / str(i) for i in range(COPIES))
         ignored = shutil.ignore_patterns(".git", ".venv", ".hypothesis", "__pycache__", "*_cache")
-        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
+        shutil.copytree(ROOT, whole, symlinks=True, ignore=ignored)
         recorded = ("--cov", "--cov-context=test", "--cov-report=", "--junitxml=took.xml", "-ojunit_family=xunit1")
-        if _tested(copy, *recorded, *options.tests) not in (0, 1):
+        if _tested(whole, f"-n{COPIES}", "--dist=loadfile", *recorded, *options.tests) not in (0, 1):
             raise SystemExit("the tests were not run to their end: no mutant can be examined")
-        for room, file, line, about, text in drawn(copy, rooms, options.count, options.seed):
-            tests, whole = tests_of(copy, file, line), file.read_text()
-            file.write_text(text)
-            code = _tested(copy, "-x", "-pmutants.__main__", *tests) if tests else LIVED
-            file.write_text(whole)
-            seen.append((room, OUTCOMES.get(code, OUTCOMES[NOTICED])))
-            print(f"{seen[-1][1]:8} {len(tests):4} tests {file.relative_to(copy)}:{line} {about}", flush=True)
+        mutants = list(drawn(whole, rooms, options.count, options.seed))
+        free = Queue[Path]()
+        for copy in (whole, *(shutil.copytree(whole, other, symlinks=True) for other in others)):
+            free.put(copy)
+        with ThreadPoolExecutor(COPIES) as threads:
+            outcomes = threads.map(lambda mutant: examined(mutant, whole, free), mutants)
+            for (room, file, line, about, _), (outcome, n) in zip(mutants, outcomes, strict=True):
+                seen.append((room, outcome))
+                print(f"{outcome:8} {n:4} tests {file.relative_to(whole)}:{line} {about}", flush=True)
     for room in (*rooms, "all"):
         of = Counter(outcome for r, outcome in seen if room in (r, "all"))
         cells = [f"{of[name]:4} {name}" for name in OUTCOMES.values()]
         print(f"{room:14}", *cells, f"{of['noticed'] / max(1, of.total()):6.0%}")
 
 
-def drawn(copy: Path, rooms: Sequence[str], count: int, seed: int) -> Iterator[tuple[str, Path, int, str, str]]:
-    """Yield (room, file, line, what is changed, the file's source with it) by room: of any file and, in it, any kind
-    and place. Long files are drawn more often."""
+def drawn(copy: Path, rooms: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
+    """Yield mutants by room: of any file and, in it, any kind and place. Long files are drawn more often."""
     for i, room in enumerate(rooms):
         rng, seen = random.Random(f"{seed} {room}"), set[tuple[Path, int]]()
         sources = {p: p.read_text() for p in sorted((copy / HOUSE / room).rglob("*.py"))}
@@ -87,6 +96,23 @@ def drawn(copy: Path, rooms: Sequence[str], count: int, seed: int) -> Iterator[t
                 text = with_change(tree, node, changed)
                 seen.add((path, place))
                 yield room, path, line, f"{kind}: {about}", text
+
+
+def examined(mutant: Mutant, whole: Path, free: Queue[Path]) -> tuple[str, int]:
+    """Return what the tests of a line say of it, changed in a copy that is free, and how many tests there are."""
+    _, file, line, _, text = mutant
+    tests, copy, code = tests_of(whole, file, line), free.get(), LIVED
+    changed = copy / file.relative_to(whole)
+    before = changed.read_text()
+    try:
+        changed.write_text(text)
+        for some in (tests[:QUICK], tests[QUICK:]):
+            if some and code == LIVED:
+                code = _tested(copy, "-pno:xdist", "-x", "-pmutants.__main__", *some)
+    finally:
+        changed.write_text(before)
+        free.put(copy)
+    return OUTCOMES.get(code, OUTCOMES[NOTICED]), len(tests)
 
 
 def tests_of(copy: Path, file: Path, line: int) -> list[str]:
@@ -121,7 +147,7 @@ def _tested(copy: Path, *words: str) -> int:
     paths = os.pathsep.join(str(copy / folder) for folder in ("src", ".", "tests"))
     env = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "CI": "true"}
     (copy / "words").write_text("\n".join(words))
-    command = [sys.executable, "-m", "pytest", "-pno:xdist", "-pno:cacheprovider", "@words"]
+    command = [sys.executable, "-m", "pytest", "-pno:cacheprovider", "@words"]
     process = Popen(command, cwd=copy, env=env, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
     try:
         return process.wait()
