@@ -93,6 +93,7 @@ for (x,) in DataLoader(data, batch_size=4, sampler=DistributedSampler(data)):
         raise SystemExit("nan")
     optimizer.step()
     optimizer.zero_grad()
+    torch.cuda.synchronize()
     steps += 1
     print("loss", loss.item())
 torch.save(model.state_dict(), "model.pt")
@@ -138,8 +139,9 @@ def test_an_unmodified_script_with_cuda_at_64_ranks(script: Path, answer: tuple[
     assert all(c["where"]["line"].startswith("train.py:") for c in content["collectives"])
     waits = {(w["call"], w["where"]["line"]): w["count"] for w in content["host_synchronisations"]}
     lines = SCRIPT.splitlines()
-    checks, reads = (next(i for i, x in enumerate(lines, 1) if word in x) for word in ("isnan", "loss.item()"))
-    assert waits == {("item", f"train.py:{checks}"): 1, ("item", f"train.py:{reads}"): 1}
+    calls = {"isnan": "item", "synchronize": "synchronize", "loss.item()": "item"}
+    at = {word: next(i for i, x in enumerate(lines, 1) if word in x) for word in calls}
+    assert waits == {(call, f"train.py:{at[word]}"): 1 for word, call in calls.items()}
     products = 2 * 4 * 32 * (64 * 64 + 64 * 100)
     assert sum(f["flops"] for f in content["flops"] if f["phase"] == "F") == products
     assert sum(r["count"] for r in content["ranks"]) == 64

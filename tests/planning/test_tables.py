@@ -170,6 +170,13 @@ def test_scaling_is_what_it_is_defined_as():
         assert above == ("above 100 %: " in sheet.note)
 
 
+def test_memory_that_strategies_leave_free_is_told():
+    """Where there is any: as many strategies fit as `phalanx plan` finds."""
+    for headroom in (0.0, 0.1):
+        sheet = by_gpus(lambda n, h=headroom: replace(_question(64)(n), headroom=h), (8,), weak=False)
+        assert ("10% of the memory free" in sheet.note) == (headroom > 0)
+
+
 def test_critical_batch_is_the_first_that_reaches_ninety_percent():
     sheet = by_batch(_question(64), 64, (8, 16, 64, 512))
     first = next(row[1] for row in sheet.rows if row[5] is not None and row[5] >= 0.9)

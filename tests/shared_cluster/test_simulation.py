@@ -7,7 +7,7 @@ import itertools
 import json
 import lzma
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from phalanx.report.pictures.figure import Heat
 from phalanx.shared_cluster.simulation.nodes import Nodes
 from phalanx.shared_cluster.simulation.outcome import _gpu_hours, outcome, picture, use_over_time
 from phalanx.shared_cluster.simulation.policy import THRESHOLD, SchedulingPolicy
-from phalanx.shared_cluster.simulation.replay import _Prices, simulate
+from phalanx.shared_cluster.simulation.replay import _Prices, cluster_of, simulate
 from phalanx.shared_cluster.simulation.trace import TraceJob
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.topology import of_leaves
@@ -380,6 +380,12 @@ def test_a_ratio_of_uplinks_needs_leaf_switches_and_links(here):
     for cluster in (("4x8", "--leaf", "2"), ("dgx-h100", "--nodes", "4")):
         line = ("cluster", "simulate", "--trace", "jobs.csv", "--oversubscription", "4", "--cluster", *cluster)
         assert "which this cluster has not" in error_of(here, *line)
+
+
+def test_leaf_switches_join_whole_nodes_in_order():
+    leaves = cluster_of("10x8", None, 4).leaf
+    assert list(leaves) == sorted(leaves)
+    assert sorted(Counter(leaves).values()) == [2, 4, 4]
 
 
 def test_bad_rows_are_skipped_only_when_asked_and_counted(tmp_path):

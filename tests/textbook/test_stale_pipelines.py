@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from phalanx.report.pictures.figure import Lines
 from phalanx.spec.errors import InputError
 from phalanx.textbook.gallery.stale_pipelines import largest_rate, losses, staleness
 
@@ -44,6 +45,16 @@ def test_beyond_the_largest_rate_weights_leave_their_target(stages: int, flush: 
         seen = losses(stages, steps, times * largest_rate(stages, flush), near, stash=True, flush=flush)
         half = max(seen[steps // 2 - 4 * stages : steps // 2])
         assert (max(seen[-4 * stages :]) < half) == falls
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 16])
+def test_a_picture_shows_stashed_weights_that_reach_their_target(ranks: int) -> None:
+    """Slower than one process: its rate is within what they bear."""
+    panel = staleness(ranks).panels[0]
+    assert isinstance(panel, Lines)
+    flushed, stashed, _ = ([loss for _, loss in s.points] for s in panel.series)
+    assert flushed[-1] < flushed[0] / 2
+    assert max(stashed[-2 * ranks :]) < stashed[0] / 2
 
 
 def test_one_stage_or_thousands_are_refused() -> None:

@@ -148,6 +148,13 @@ def _snapshot() -> dict[str, Any]:
     return {"segments": [segment], "device_traces": [trace, []], "allocator_settings": {"max_split_size": -1}}
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_collective_that_names_no_group_is_of_the_only_one(groups: int) -> None:
+    rows = [{"pg_name": str(i), "pg_desc": f"mesh {i}", "ranks": [i, i + 4]} for i in range(groups)]
+    call = kineto._call("ncclDevKernel_AllReduce", {}, {"distributedInfo": {"pg_config": rows}})
+    assert (call.group, call.ranks) == (("mesh 0", (0, 4)) if groups == 1 else ("", ()))
+
+
 @pytest.mark.parametrize("form", ["pickle", "json"])
 def test_a_snapshot_gives_peaks_and_who_holds_most(form: str, tmp_path: Path) -> None:
     file = tmp_path / f"memory.{form}"

@@ -175,6 +175,11 @@ def test_a_tokenizer_that_grows_texts_is_refused(tmp_path: Path, kind: str) -> N
         open_tokenizer(path, 300, "train.tokenizer")
 
 
+def test_steps_that_lengthen_nothing_are_kept_however_many(tmp_path: Path) -> None:
+    path = _tokenizer(tmp_path / "tokenizer.json", normalizer=normalizers.Sequence([normalizers.Lowercase()] * 30))
+    assert open_tokenizer(path, 300, "train.tokenizer").encode("Aa").ids == [0, 0]
+
+
 def test_steps_that_models_use_are_kept(tmp_path: Path) -> None:
     """As T5's and Llama 2's."""
     steps = [Replace("``", '"'), normalizers.NFKD(), normalizers.Lowercase(), Replace(" ", "\u2581")]
