@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from phalanx.answers.configurations.export import TARGETS, export
+from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES
 from phalanx.frameworks.stack import Stack
 from phalanx.frameworks.writing.subject import subject
 from phalanx.spec.errors import InputError
@@ -28,6 +29,8 @@ def canonical(plan: Plan, to: str, stack: Stack) -> tuple[Strategy, StackOptions
         other = {n: v for n, v in options.items() if n != name}
         same = replace(plan, options=StackOptions(**other))
         options = other if _files(same, to) == written else options
+    if elements := options.pop("bucket_elements", 0):  # DeepSpeed's key of both
+        s = replace(s, bucket=elements * GRADIENT_BYTES / 2**20)
     # What a file without a word says by itself.
     if plan.model.experts and to in ("megatron", "bridge", "torchtitan"):
         options.setdefault("routing", "learned")

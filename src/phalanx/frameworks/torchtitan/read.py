@@ -87,7 +87,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     actions = keys.take(SCHEDULE_FILE, "strategy.schedule")  # of a file, in place of a named schedule
     kept = str(keys.field("strategy.zero", "default"))
-    whole_model = shards == 1 and (cp or 1) == 1
+    whole_model = shards == 1 and (cp or 1) == 1 and not offload  # which is of shards, though one has all
     blocks = _blocks(keys.field("strategy.layers"))
     even, v_shaped = len(set(blocks)) <= 1, str(schedule).lower() in ("zbvzerobubble", "dualpipev")
     layout = StatedLayout(

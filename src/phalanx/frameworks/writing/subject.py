@@ -215,8 +215,10 @@ def canonical(
     for name, entry in stack.strategy.items():
         if not entry.written and name not in ("dp", "schedule"):
             changes[name] = FIELDS[name].default
-    if s.shards == 1:  # what is on the host is there as shards
-        changes |= {"zero": max(s.zero, 1) if options.state_on_host else 0, "shard": None}
+    if s.shards == 1:
+        changes |= {"zero": s.zero if options.state_on_host else 0, "shard": None}
+        if options.state_on_host and not s.zero and stack.refusal(replace(s, zero=1), options) is None:
+            changes["zero"] = 1  # what is on the host is there as shards
     elif s.shard == s.dp or not s.level.state:
         changes["shard"] = None
     if s.pp == 1:
