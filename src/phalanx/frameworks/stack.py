@@ -298,7 +298,8 @@ def of_strategy(s: Strategy, options: StackOptions) -> dict[str, Any]:
     nothing to shard over is 0), options, and DERIVED but for the names of a model and a job."""
     values: dict[str, Any] = {name: getattr(s, name) for name in FIELDS}
     values |= {name: getattr(options, name) for name in OPTION_FIELDS}
-    values |= {"zero": s.zero if _has_effect("zero", s, options) else 0, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
+    zero = s.zero if _has_effect("zero", s, options) else 0
+    values |= {"zero": zero, "shard": s.dp_shard, "sp": int(s.sp), "world": s.world}
     values |= {"replicas": s.dp * s.cp, "ring": s.ring, "dp_shard": s.dp_shard, "cp_chunks": 2 * s.cp}
     values |= {"chunks": s.pp * s.virtual, "middle_chunks": (s.pp - given_ends(options)) * s.virtual}
     values |= {"tp_cp": s.tp * s.cp, "tp_ulysses": s.tp * s.ulysses}

@@ -131,8 +131,8 @@ _UNSLOTH = "of unsloth's kernels the loss has a price, its others have none: tim
 SLICED = (
     "unsloth's loss makes logits in slices, as since December 2024 of over 1,024 tokens; before, it made them all"
 )
-"""unsloth/models/llama.py, CausalLM_fast_forward: RETURN_LOGITS, fused_linear_cross_entropy; the release that made its
-loss one of slices: unsloth.ai/blog/llama3-3."""
+"""unsloth/models/llama.py, CausalLM_fast_forward: RETURN_LOGITS, fused_linear_cross_entropy; the release that made
+its loss one of slices: unsloth.ai/blog/llama3-3."""
 WHOLE_LOGITS = "all logits are made, as by TRL's SFTTrainer before 1.7; since, its loss_type is chunked_nll"
 """huggingface/trl#5846."""
 _OF_SFT = (
