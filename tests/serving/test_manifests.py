@@ -22,6 +22,7 @@ from support.sizes import examples
 from phalanx.planning.lookup import model_named
 from phalanx.serving import plan_file
 from phalanx.serving.answer import launch, manifest
+from phalanx.serving.lines.reading import read
 from phalanx.serving.plan_file import LatencyLimits, ServedLoad, ServingPlan, Workers
 from phalanx.spec.errors import InputError
 
@@ -89,6 +90,26 @@ def _tables(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     ):
         yield from _tables(each, (*path, key))
+
+
+@examples(25, 400)
+def test_a_manifest_that_is_written_is_read_back(examples: int, tmp_path: Path) -> None:
+    """Its engine, layout and GPUs are those of the plan, whichever way it is started."""
+    draw, file, count = np.random.default_rng(7), tmp_path / "a.yaml", 0
+    while count < examples:
+        plan = _drawn(draw)
+        if len(plan.workers) > 1:
+            continue
+        (w,) = plan.workers
+        for starter in (*_STARTERS, "dynamo"):
+            with suppress(InputError):  # of what a starter does not start: tested below
+                file.write_text(manifest(plan, starter))
+                fields = read([file], {"cluster": plan.cluster, "model": plan.model_name}).fields
+                got = dict(pair.split("=") for pair in fields["layout"].split(","))
+                layout = {"tp": w.tp, "pp": w.pp, "dp": w.attention_dp, "ep": w.moe_ep}
+                assert got == {name: str(n) for name, n in layout.items() if n > 1 or name == "tp"}, (starter, plan)
+                assert (fields["engine"], fields["gpus"]) == (plan.engine, plan.gpus), (starter, plan)
+                count += 1
 
 
 @examples(60, 2000)

@@ -173,3 +173,47 @@ def test_the_gpu_that_a_manifest_selects_is_the_clusters(tmp_path: Path, pods: s
     other = read([tmp_path / "a.yaml"], _GIVEN)
     assert other.fields["cluster"] == _GIVEN["cluster"]
     assert not any("the manifest selects" in caveat for caveat in other.caveats)
+
+
+_PREDICTOR = """kind: InferenceService
+spec:
+  predictor:
+    minReplicas: 3
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_name=a, "--model_id=%s", --max-num-seqs=9]
+      resources: {limits: {nvidia.com/gpu: "1"}}
+"""
+_LLM_SERVICE = """kind: LLMInferenceService
+spec:
+  model: {uri: "hf://%s"}
+  replicas: 2
+  parallelism: {tensor: 4}
+  template: {containers: [{name: main, env: [{name: VLLM_ADDITIONAL_ARGS, value: "--max-num-seqs 9"}],
+    resources: {limits: {nvidia.com/gpu: "4"}}}]}
+"""
+_GRAPH = """kind: DynamoGraphDeployment
+spec:
+  services:
+    Frontend: {componentType: frontend, replicas: 5,
+      extraPodSpec: {mainContainer: {image: a, args: [-m, dynamo.frontend]}}}
+    Worker: {componentType: worker, replicas: 2, extraPodSpec: {mainContainer: {image: a,
+      command: [python3, -m, dynamo.vllm], args: [--model, %s, --max-num-seqs, "9", --tensor-parallel-size, "2"]}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "gpus"), [(_PREDICTOR, "tp=1", 3), (_LLM_SERVICE, "tp=4", 8), (_GRAPH, "tp=2", 4)]
+)
+def test_a_service_starts_its_model(tmp_path: Path, text: str, layout: str, gpus: int) -> None:
+    found = _read(tmp_path / "a.yaml", text.replace("%s", _8B))
+    assert found.fields["model"] == _8B
+    fields = {"engine": "vllm", "layout": layout, "gpus": gpus, "slots": 9}
+    assert {name: found.fields[name] for name in fields} == fields
+    assert not any(caveat.startswith(("not judged", "does not start")) for caveat in found.caveats)
+
+
+def test_a_service_says_its_degrees(tmp_path: Path) -> None:
+    text = _LLM_SERVICE.replace("%s", "Qwen/Qwen3-30B-A3B").replace("tensor: 4", "data: 4, expert: true")
+    found = _read(tmp_path / "a.yaml", text)
+    assert (found.fields["layout"], found.fields["gpus"]) == ("tp=1,dp=4,ep=4", 8)

@@ -199,6 +199,10 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
             "for C in 1 4; do vllm bench throughput --model llama3-8b --input-len $C --output-len 9; done",
             "line 1 starts 2 benchmarks, in a loop; leave it one value",
         ),
+        (
+            f"{_SGLANG} llama3-8b --disaggregation-mode prefill\n{_SGLANG} llama3-8b --disaggregation-mode decode",
+            "the servers in lines 1, 2 prefill and decode apart: the layouts of two are not read; leave one",
+        ),
         ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
         ("vllm bench serve --model llama3-8b --dataset-name custom", "--input: missing: the lengths of custom"),

@@ -1,13 +1,14 @@
 """The commands of a script, of a manifest's containers, or of the values of a chart.
 
-A container without a command starts its image's entry point. Values are of vLLM's production-stack
-(helm/values.yaml), whose `vllmConfig` has flags in camel case. A file of `--config FILE` has flags too; flags of the
-command line override them (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
+A container without a command starts its image's entry point; of KServe's LLMInferenceService, its InferenceService
+of Hugging Face's models and llm-d's chart, vLLM with the model that stands outside of it. Values are also of vLLM's
+production-stack (helm/values.yaml), whose `vllmConfig` has flags in camel case. A file of `--config FILE` has flags
+too; flags of the command line override them (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
 """
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,22 @@ def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
     return script, pods
 
 
-def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
-    """Yield (command line, its pods) for each container, and each model of a chart, at any depth."""
+def _commands(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterator[tuple[str, ServerPods]]:
+    """Yield (command line, its pods) for each container, and each model of a chart, at any depth. `start`: what a
+    container without a command starts, where that is not its image's entry point."""
     if isinstance(value, list):
         for inner in value:
-            yield from _commands(inner, pods)
+            yield from _commands(inner, pods, start)
     if not isinstance(value, Mapping):
         return
     pods = replace(pods, gpu=_gpu(value) or pods.gpu)
+    if (workers := _workers(value)) is not None:
+        for start, worker in workers:
+            copies = _count(worker.get("replicas", worker.get("minReplicas"))) or 1
+            yield from _commands(worker, replace(pods, copies=copies), start)
+        return
+    if value.get("componentType", value.get("type")) == "worker":  # of NVIDIA Dynamo
+        pods = replace(pods, copies=_count(value.get("replicas")) or 1)
     if value.get("kind") in _COPIES and isinstance(spec := value.get("spec"), Mapping):
         group = spec.get("leaderWorkerTemplate")
         size = _count(group.get("size")) if isinstance(group, Mapping) else None
@@ -65,13 +74,61 @@ def _commands(value: Any, pods: ServerPods) -> Iterator[tuple[str, ServerPods]]:
         yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")), pods.gpu)
         return
     words = [*_words(value.get("command")), *_words(value.get("args"))]
-    if words and ("image" in value or "name" in value):
-        entry = [] if value.get("command") else [str(value.get("image", ""))]
+    if (words or (start and "resources" in value)) and (
+        "image" in value or "name" in value or "modelFormat" in value
+    ):
+        entry = [] if value.get("command") else start or [str(value.get("image", ""))]
+        if start:
+            words = [word for word in words if not word.startswith(_OF_KSERVE)]
+            words += _words(_values(value.get("env")).get("VLLM_ADDITIONAL_ARGS"))
         line = shlex.join(filter(None, [*entry, *(_expanded(word, value.get("env")) for word in words)]))
         yield line, replace(pods, gpus=_gpus(value.get("resources")))
         return
     for inner in value.values():
-        yield from _commands(inner, pods)
+        yield from _commands(inner, pods, start)
+
+
+_OF_KSERVE = ("--model_id=", "--model_name=", "--backend=")
+"""Words of Hugging Face's server in KServe that are not vLLM's (kserve/kserve, python/huggingfaceserver)."""
+_PARALLELISM = {
+    "tensor": "--tensor-parallel-size",
+    "pipeline": "--pipeline-parallel-size",
+    "data": "--data-parallel-size",
+}
+
+
+def _workers(value: Mapping[str, Any]) -> list[tuple[list[str], Mapping[str, Any]]] | None:
+    """Return (what its containers start, its table) for each part of a service whose model stands outside of its
+    containers; None for any other table."""
+    inner = value.get("spec")
+    spec: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {}
+    if value.get("kind") == "LLMInferenceService":
+        model, parts = spec.get("model"), [spec, spec.get("prefill")]
+        parts[0] = {name: each for name, each in spec.items() if name not in ("model", "prefill")}
+    elif value.get("kind") == "InferenceService":
+        parts = [spec.get("predictor")]
+        model = parts[0].get("model") if isinstance(parts[0], Mapping) else None
+        if not isinstance(model, Mapping) or "huggingface" not in str(model.get("modelFormat")):
+            return None
+    elif isinstance(model := value.get("modelArtifacts"), Mapping):
+        parts = [value.get(name) for name in ("decode", "prefill")]
+    else:
+        return None
+    named = model if isinstance(model, Mapping) else {}
+    flags = dict(word.lstrip("-").partition("=")[::2] for word in _words(named.get("args")))
+    name = flags.get("model_id") or named.get("name") or str(named.get("uri", "")).removeprefix("hf://")
+    tables = [x for x in parts if isinstance(x, Mapping) and x.get("create") is not False and x.get("replicas") != 0]
+    return [(["vllm", "serve", str(name), *_degrees(x.get("parallelism"))], x) for x in tables]
+
+
+def _degrees(parallelism: Any) -> Iterator[str]:
+    """Yield the flags of the degrees of parallelism in a manifest."""
+    degrees = parallelism if isinstance(parallelism, Mapping) else {}
+    for name, flag in _PARALLELISM.items():
+        if name in degrees:
+            yield from (flag, str(degrees[name]))
+    if degrees.get("expert") is True:
+        yield "--enable-expert-parallel"
 
 
 def _count(value: Any) -> int | None:
@@ -121,8 +178,15 @@ def _words(value: Any) -> list[str]:
 
 def _expanded(word: str, env: Any) -> str:
     """Return a word with each `$(NAME)` replaced by its value in the container's environment."""
-    values = {e.get("name"): e.get("value") for e in env if isinstance(e, Mapping)} if isinstance(env, list) else {}
+    values = _values(env)
     return re.sub(r"\$\((\w+)\)", lambda m: str(values.get(m[1]) or f"${m[1]}"), word)
+
+
+def _values(env: Any) -> dict[str, Any]:
+    """Return the variables of a container."""
+    return (
+        {str(e.get("name")): e.get("value") for e in env if isinstance(e, Mapping)} if isinstance(env, list) else {}
+    )
 
 
 def _flags(config: Mapping[str, Any]) -> Iterator[str]:

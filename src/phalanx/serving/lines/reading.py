@@ -36,6 +36,8 @@ _PARTS = frozenset(
     ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
 )
 """Flags of a server with parts on several pods."""
+_APART = frozenset(("kv_transfer_config", "disaggregation_mode"))
+"""Flags of a server that only prefills or only decodes."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
 def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any]) -> LinesRead:
     """Read the lines of a script, as `read` does. Raises InputError."""
     servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
+    if len(servers) > 1 and all(_APART & x.flags.keys() for x in servers):
+        reason = f"in lines {', '.join(str(x.number) for x in servers[:6])} prefill and decode apart"
+        remedy = "leave one in the file, or have them planned: --mode disaggregated with --model, --gpus and a load"
+        raise InputError("from", None, f"the servers {reason}: the layouts of two are not read", remedy)
     # vLLM's headless nodes are parts of the first node's server.
     server = single_line([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
     benches = [x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")]
