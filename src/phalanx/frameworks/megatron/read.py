@@ -18,8 +18,7 @@ from phalanx.frameworks.configuration import (
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.megatron import layout as pipelines
-from phalanx.frameworks.megatron import patterns, read_deepspeed, read_slime
+from phalanx.frameworks.megatron import patterns, read_deepspeed, read_layout, read_slime
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.trainer_tuning import adapter_options, preference_options
@@ -71,14 +70,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
         value = flag(name, meaning, 1)
         return None if value is None else count(value)
 
-    if world is None and at:
-        nodes = keys.take("launch.nnodes", "world", 1)
-        world = product(count(nodes), keys.count("launch.nproc_per_node", "world"))
-        world = world or count(flag("world_size", "world"))  # of the dump that a log prints
+    world = world or (_world(keys, flag) if at else None)
     if "world_size" in args:
         _derived(flag, args)
     actor = read_slime.actor(flag, args)
     world = world or (actor.world if actor else None)
+
+    # Degrees, and the batch that they leave to each replica.
     earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
     tp = earliest or degree("tensor_model_parallel_size", "strategy.tp")
     pp = degree("pipeline_model_parallel_size", "strategy.pp")
@@ -89,10 +87,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     dp = divided(world, product(tp, pp, cp))
     micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
     whole = count(flag("global_batch_size", "job.global_batch"))
-    trained, unpriced = adapter_options(keys, at) if flag("finetuning_type", "options.lora") else ({}, "")
-    routed = any(str(name).replace("-", "_").startswith(("moe_", "expert_model_")) for name in args)
-    if routed and trained.get("lora") and "lora_targets" not in trained:
-        trained["lora_targets"] = "experts"  # TEGroupedLinear is linear (swift/megatron/utils/utils.py:27)
+    trained, unpriced = _adapters(keys, at, args) if flag("finetuning_type", "options.lora") else ({}, "")
     # ms-swift's, whose reference passes run whatever the loss is (swift/megatron/trainers/dpo_trainer.py:84).
     scored, sequences, preferred = preference_options(keys, at, bool(trained), skips=())
     micro, whole = product(micro, sequences), product(whole, sequences)
@@ -106,76 +101,45 @@ def read(config: Config, world: int | None = None) -> Configuration:
     later = whole is None and any(
         flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
     )
+
+    # Blocks, and how the pipeline spreads them.
     layers = count(flag("num_layers", "model.num_hidden_layers"))
     hybrid = patterns.stated_pattern(flag, layers)
     layers = layers if hybrid is None else len(hybrid.symbols)
-    per_stage = count(flag("num_layers_per_virtual_pipeline_stage", "strategy.virtual"))
-    stages = count(flag("num_virtual_stages_per_pipeline_rank", "strategy.virtual"))
-    stages = stages or count(flag("virtual_pipeline_model_parallel_size", "strategy.virtual"))
     experts = count(flag("num_experts", "model.experts"))
     extra = beyond.options(flag, experts is not None, cp)
     if experts is None and (ep or 1) > 1:
         extra |= beyond.stated_dispatch(flag)
     ends = sum(bool(extra.get(f"{n}_as_layer")) for n in ("embedding", "loss"))
-    spread = None if layers is None else layers + ends
-    virtual = stages or divided(divided(spread, pp), per_stage) if (stages or per_stage) else 1
-    blocks, written = None, flag("pipeline_model_parallel_layout", "strategy.layers")
-    if isinstance(written, str):
-        try:
-            chunks, _ = pipelines.read(written.replace("\\", ""))
-        except InputError:  # cut short, as a shell left it
-            virtual = None
-        else:
-            virtual, blocks = divided(len(chunks), pp), "/".join(map(str, chunks))
-    if hybrid is not None:
-        extra |= {"mtp": hybrid.depths} if hybrid.depths else {}
-        if hybrid.divided and (virtual := divided(len(hybrid.chunks), pp)) is not None:
-            blocks = "/".join(map(str, hybrid.chunks)) if len(set(hybrid.chunks)) > 1 else None
-    # A word of a flag without a value is true.
-    strategy = flag("data_parallel_sharding_strategy", "strategy.zero")
-    distributed = truth(flag("use_distributed_optimizer", "strategy.zero"))
-    fsdp2 = truth(flag("use_torch_fsdp2", "strategy.zero"))
-    custom = truth(flag("use_megatron_fsdp", "strategy.zero")) or truth(flag("use_custom_fsdp", "strategy.zero"))
-    keeps = truth(flag("torch_fsdp2_no_reshard_after_forward", "strategy.zero"))
-    keeps = keeps or truth(flag("torch_fsdp2_reshard_after_forward", "strategy.zero")) is False
-    zero: int | None = 1 if distributed else 0
-    if custom:  # without a word it shards everything
-        zero = KEYS.value("strategy.zero", strategy or "optim_grads_params")
-    elif fsdp2:
-        zero = 2 if keeps else 3
+    virtual, blocks = read_layout.chunks(flag, pp, None if layers is None else layers + ends, hybrid)
+    if hybrid is not None and hybrid.depths:
+        extra["mtp"] = hybrid.depths
+
+    # What shards the state, and what is recomputed.
+    zero, fsdp = read_layout.sharding(flag)
     instances = count(flag("num_distributed_optimizer_instances", "strategy.shard"))
     stage = flag("zero_stage", "strategy.zero")
     engine: Configuration | None = None
-    if truth(flag("deepspeed", "stack")):
+    if by_deepspeed := truth(flag("deepspeed", "stack")):
         zero = zero_level(stage)
         if isinstance(file := config.get("deepspeed_json"), dict):
             engine = deepspeed.read(file, dp)
             zero = engine.layout.zero
             keys.understood[f"{at}deepspeed_config"] = "file"
-    granularity = flag("recompute_granularity", "strategy.recompute")
-    selective = truth(flag("recompute_activations", "strategy.recompute"))
-    method = flag("recompute_method", "strategy.recompute")
-    number = flag("recompute_num_layers", "strategy.recompute")
-    if truth(flag("checkpoint_activations", "strategy.recompute")):
-        granularity = granularity or "full"
-    if earlier := flag("activations_checkpoint_method", "strategy.recompute"):
-        granularity, method = granularity or "full", method or earlier
-        number = number or flag("activations_checkpoint_num_layers", "strategy.recompute")
-    stated = granularity in ("full", "selective")
-    recompute = str(granularity) if stated else "selective" if selective else "none"
-    modules = flag("recompute_modules", "strategy.recompute")
-    recomputed = _recomputed(recompute, method, count(number), modules)
+    recompute, recomputed = read_layout.recomputation(flag)
     named = (
         "bf16" if truth(flag("bf16", "job.precision")) else "fp16" if truth(flag("fp16", "job.precision")) else "fp32"
     )
     offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
-    if truth(flag("deepspeed", "stack")):
+    if by_deepspeed:
         level, zero = zero, read_deepspeed.level(zero, named)
         preferred = (*preferred, read_deepspeed.SHARDED) if zero != level else preferred
         blocks = blocks or read_deepspeed.stage_blocks(flag("pp_partition_method", "strategy.layers"), layers, pp)
-    elif not (custom or fsdp2):  # the prices of others are of runs, which overlapped as they did
+    elif not fsdp:  # the prices of others are of runs, which overlapped as they did
         extra = beyond.with_exposed(extra, flag, bool(sp) and (tp or 1) > 1, product(dp, cp), zero)
+
+    # Kernels, what is assumed of the data, the model.
     flag("use_mcore_models", "stack")
     kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]
     if all(truth(kernel) is False for kernel in kernels):
@@ -205,9 +169,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero=zero,
         shard=divided(dp, instances) if instances and instances > 1 else None,
         layers=blocks,
-        ulysses=_ulysses(
-            flag("cp_comm_type", "strategy.ulysses"), flag("hierarchical_context_parallel_sizes", "cp"), cp
-        ),
+        ulysses=read_layout.ulysses(flag, cp),
         recomputed=recomputed,
         sp=bool(sp) and (tp or 1) > 1,
         virtual=virtual,
@@ -220,13 +182,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute=recompute,
         offload={"optimizer": "cpu" if offload else "none", "param": "none"},
     )
-    stack = "megatron-fsdp" if custom or fsdp2 else "megatron-core"
-    if truth(flag("deepspeed", "stack")):  # Megatron-DeepSpeed, whose unfused releases are known by published runs
+    stack = "megatron-fsdp" if fsdp else "megatron-core"
+    if by_deepspeed:  # Megatron-DeepSpeed, whose unfused releases are known by published runs
         stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
-    early = next((name for name in _EARLY if args.get(name, args.get(name.replace("_", "-")))), "")
-    if early and stack == "megatron-core" and not sp and zero is not None and not ZERO_LEVELS[zero].state:
-        stack = _EARLY[early]
-        preferred = (*preferred, f"--{early.replace('_', '-')} is a flag of releases before May 2022: {stack}")
+    if stack == "megatron-core" and not sp and zero is not None and not ZERO_LEVELS[zero].state:
+        stack, early = _release(args)
+        preferred = (*preferred, *early)
     if trained:  # ms-swift's adapters, which Megatron-Core has none of
         stack, extra = "megatron-bridge", extra | trained
     extra |= scored
@@ -249,6 +210,24 @@ def read(config: Config, world: int | None = None) -> Configuration:
         notes=(*assumptions, *preferred),
     )
     return c if engine is None else with_file_keys(c, engine, "deepspeed_json")
+
+
+def _adapters(keys: Keys, at: str, args: Config) -> tuple[dict[str, Any], str]:
+    """Return the options of ms-swift's adapters, and why they cannot be priced; "" if they can."""
+    trained, unpriced = adapter_options(keys, at)
+    routed = any(str(name).replace("-", "_").startswith(("moe_", "expert_model_")) for name in args)
+    if routed and trained.get("lora") and "lora_targets" not in trained:
+        trained["lora_targets"] = "experts"  # TEGroupedLinear is linear (swift/megatron/utils/utils.py:27)
+    return trained, unpriced
+
+
+def _release(args: Config) -> tuple[str, tuple[str, ...]]:
+    """Return the stack of the release that takes all flags, with a note where that is an early one."""
+    early = next((name for name in _EARLY if args.get(name, args.get(name.replace("_", "-")))), None)
+    if early is None:
+        return "megatron-core", ()
+    note = f"--{early.replace('_', '-')} is a flag of releases before May 2022: {_EARLY[early]}"
+    return _EARLY[early], (note,)
 
 
 _EARLY = {
@@ -280,6 +259,12 @@ def _require_values(args: Config) -> None:
         raise InputError(f"--{given[1]}", value, reason, "leave one of them out")
 
 
+def _world(keys: Keys, flag: Callable[..., Any]) -> int | None:
+    """Return the ranks that a launcher starts, or those of the dump that a log prints."""
+    nodes = count(keys.take("launch.nnodes", "world", 1))
+    return product(nodes, keys.count("launch.nproc_per_node", "world")) or count(flag("world_size", "world"))
+
+
 _DERIVED = {
     "data_parallel_size": "strategy.dp",
     "transformer_pipeline_model_parallel_size": "strategy.pp",
@@ -304,22 +289,3 @@ def _derived(flag: Callable[..., Any], args: Config) -> None:
     for part, names in _UNUSED.items():
         for name in () if truth(args.get(part)) else names:
             flag(name, "model")
-
-
-def _recomputed(kind: str, method: Any, number: int | None, modules: Any) -> str:
-    """Return what is recomputed as a Strategy writes it."""
-    if kind == "full" and (method == "block" or (number or 1) > 1):
-        return f"{method or 'uniform'}:{number or 1}"
-    named = modules if isinstance(modules, list) else str(modules or "").replace(",", " ").split()
-    if kind == "selective" and named not in ([], ["core_attn"]):
-        return "selective:" + "+".join(map(str, named))
-    return kind
-
-
-def _ulysses(kind: Any, sizes: Any, cp: int | None) -> int | None:
-    """Return the degree of context parallelism that exchanges tokens for heads; None: not stated."""
-    kind = kind[0] if isinstance(kind, list) and kind else kind
-    parts = sizes if isinstance(sizes, list) else str(sizes or "").split()
-    if kind == "a2a+p2p" and parts:
-        return count(parts[0])
-    return cp if kind == "a2a" else 1
