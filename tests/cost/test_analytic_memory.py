@@ -116,3 +116,21 @@ def test_what_waits_is_more_where_another_micro_batch_follows_those_in_flight() 
         return float(np.max(waiting_bytes(shape(spec), how, by, np.array(2.0), np.array(0.0), np.array(1.0))))
 
     assert waiting(3) == waiting(4) < waiting(5) == waiting(9)
+
+
+@pytest.mark.parametrize(("stack", "gradient"), [("torchtune", 4.0), ("accelerate", 4.0), ("megatron-core", 0.0)])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_a_single_micro_batch_has_no_gradients_at_its_loss(stack: str, gradient: float, recompute: str) -> None:
+    """torch frees gradients between steps, Megatron has a buffer for them. At the latest they are there with the
+    first block's activations."""
+    sizes, by = _of("llama3-8b")[0], profile(stack)
+
+    def peak(accumulation: int, seq: int) -> float:
+        job = Job(accumulation, seq, Precision("bfloat16"))
+        return float(memory(sizes, layout(Strategy(recompute=recompute), job, 32), by).peak)
+
+    params = float(sizes.params)
+    of_step = {seq: peak(2, seq) - peak(1, seq) for seq in (16, 65536)}
+    assert of_step[65536] == pytest.approx(gradient * params)
+    assert 0 <= of_step[16] < 2.5 * 128256 * 4096  # the head's gradient on its way, and activations of 16 tokens
+    assert peak(1, 16) > by.whole_bytes * params

@@ -75,6 +75,21 @@ def test_adapters_of_torchtune_are_those_of_its_builder_and_its_keys(
     assert {n: v for n, v in found.options.items() if n in ("lora", "lora_targets", "base")} == options
 
 
+@pytest.mark.parametrize(
+    ("loss", "compiled", "option"),
+    [
+        ("LinearCrossEntropyLoss", False, "linear"),
+        ("CEWithChunkedOutputLoss", True, "fused"),
+        ("CEWithChunkedOutputLoss", False, None),
+        ("ForwardKLWithChunkedOutputLoss", True, None),
+    ],
+)
+def test_the_loss_of_torchtune_keeps_what_its_chunks_need(loss: str, compiled: bool, option: str | None) -> None:
+    """Chunks of logits stay in 16 bits if the cast to fp32 is compiled with the loss."""
+    config = {"loss": {"_component_": f"torchtune.modules.loss.{loss}"}, "compile": compiled, "batch_size": 1}
+    assert files.READERS["torchtune"](config, 1).options.get("cross_entropy") == option
+
+
 def test_what_has_no_price_is_not_priced(tmp_path: Path) -> None:
     asked = ("--gpus", "1", "--cluster", "pcie-rtx4090", "--model", "llama3-8b")
     for more, said in (

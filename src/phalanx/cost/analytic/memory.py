@@ -187,7 +187,8 @@ class _Share:
     a root that is reduced as the backward pass ends; `reduced`, gradients of a block before they are reduced.
     `of_blocks`, `in_buckets`: elements of the buffers in which units take turns, of parameters and of gradients.
     `buckets`: buffers of a backward pass that gradients are copied into.
-    `narrow`: 1 if blocks are gathered in 8 bits. `updated`: elements of a block that the rank updates; `end_shards`:
+    `fresh`, `fresh_ends`: gradients that a backward pass makes, of a block and per parameter of the ends. `narrow`: 1
+    if blocks are gathered in 8 bits. `updated`: elements of a block that the rank updates; `end_shards`:
     ranks that share the ends."""
 
     how: Sharding
@@ -206,6 +207,8 @@ class _Share:
     of_blocks: Column
     in_buckets: Column
     buckets: Column
+    fresh: Column
+    fresh_ends: Column
     narrow: Column
     updated: Column
     end_shards: Column
@@ -228,9 +231,12 @@ class _Share:
         gathered = gathered + np.where(at_loss, 0.0, self.buckets)
         gathered = gathered + np.maximum(self.root_gradient - activations - loss, 0.0)
         transient = activations + loss + gathered
+        # Gradients that a step starts without are there when the backward pass reaches the first block.
+        fresh = blocks * self.fresh + ends * self.fresh_ends
+        fresh = np.clip(activations + loss - self.stored - self.recomputed, 0.0, fresh)
         # Activations reuse the memory of the update's temporaries, which are therefore not live at the peak.
-        held = state - np.minimum(idle, transient)
-        transient = np.maximum(transient - idle, 0.0)
+        held = state - np.minimum(idle, transient) - fresh
+        transient = np.maximum(transient - idle, 0.0) - fresh
         updated = blocks * self.updated + ends / self.end_shards
         update = np.maximum(self._update(updated) - self._unsharded(params, updated), 0.0)
         later = update > transient
@@ -310,6 +316,9 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
     # A single rank computes with its shard itself.
     in_turn = np.where((zero.shards <= 1) & (profile.parameters_on_host == 0), trained * unit, in_turn)
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
+    # Gradients of several micro-batches add up from the first on.
+    fresh = profile.accumulated_bytes * (np.asarray(profile.frees_gradients) > 0) * (layout.micro_batches <= 1)
+    gradient_shards = np.where(zero.by_unit > 0, zero.shards, 1.0)
     return _Share(
         zero,
         profile,
@@ -330,6 +339,8 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
         # At level 2 a matrix has a bucket of its own.
         np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, apart)),
         bucket_buffer_bytes(profile, zero, bucket_bytes(layout, profile))[0],
+        fresh * (dense_params / gradient_shards + expert_params / np.where(zero.by_unit > 0, expert_shards, 1.0)),
+        fresh / gradient_shards,
         narrow,
         (dense_params / state_shards + expert_params / np.where(zero.state, expert_shards, 1.0)) * trained,
         state_shards / np.maximum(trained, 1e-9),

@@ -45,6 +45,9 @@ class Keeps:
     """Bytes of state per parameter that ZeRO-1 leaves unsharded."""
     accumulated_bytes: Column = 4.0
     """Bytes of an accumulated gradient element, which ZeRO-2 shards."""
+    frees_gradients: Column = 0.0
+    """1: gradients are freed between steps, and do not exist before the backward pass makes them (torch's
+    `zero_grad(set_to_none=True)`); 0: they have memory of their own."""
     gradients_on_host: Column = 0.0
     """Share of the accumulated gradients that ZeRO-2 shards, and that lie on the host."""
     reduced_bytes: Column = 0.0

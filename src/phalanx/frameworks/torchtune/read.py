@@ -58,8 +58,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     options, notes = _adapters(keys, component)
     if on_host:
         options |= {"parameter_offload": True, "optimizer_offload": 1.0}
-    if "Linear" in str(keys.take("loss._component_", "options.cross_entropy")):
+    loss = str(keys.take("loss._component_", "options.cross_entropy"))
+    if "Linear" in loss:
         options["cross_entropy"] = "linear"
+    elif loss.endswith("CEWithChunkedOutputLoss") and config.get("compile"):
+        # Compiled, a chunk is cast to fp32 inside its kernel (modules/loss/ce_chunked_output_loss.py:25).
+        options["cross_entropy"] = "fused"
     return keys.configuration(
         "torchtune",
         "torchtune",
