@@ -45,7 +45,9 @@ def test_a_cluster_is_named_by_its_chip() -> None:
     words |= {"a100-80gb": "dgx-a100", "NVIDIA-H100-80GB-HBM3": "dgx-h100", "H200-141GB": "dgx-h200"}
     words |= {"4090": "pcie-rtx4090", "rtx-a6000": "pcie-a6000", "DGX_H100": "dgx-h100", "v5p": "tpu-v5p"}
     words |= {"Tesla-T4": "cloud-t4", "NVIDIA GeForce RTX 4090": "pcie-rtx4090", "NVIDIA A10G": "pcie-a10g"}
+    words |= {"NVIDIA-A100-80GB-PCIe": "pcie-a100", "NVIDIA A100-PCIE-80GB": "pcie-a100", "a100-pcie": "pcie-a100"}
     assert {word: named(word) for word in words} == words
+    assert named("NVIDIA A100-PCIE-40GB") is None
     assert [named(word) for word in ("h100-pcie", "pcie", "dgx", "rtx", "")] == [None] * 5
     assert preset("h100", 3) == preset("dgx-h100", 3)
     assert chip_of("NVIDIA RTX 6000 Ada Generation") == chip_of("6000-ada") == "RTX-6000-Ada"

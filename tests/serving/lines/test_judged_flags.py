@@ -89,6 +89,36 @@ def test_a_line_is_found_in_what_people_write(text: str, title: str, flags: dict
     assert (line.program.title, dict(line.flags)) == (title, flags)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker run --gpus all --name vllm -v /a/vllm:/b -p 8000:8000 my/own-vllm --model m/x --seed 1",
+        "docker run -p 8000:8000 --rm my/vllm:v2 --model=m/x --served-model-name vllm --seed 1",
+        "registry.a.b:5000/c/vllm-cu12:nightly --model m/x --seed 1",
+    ],
+)
+def test_an_image_named_after_an_engine_is_taken_to_start_it(text: str) -> None:
+    (line,) = lines(text)
+    assert line.program.title == "vllm_serve"
+    assert (line.flags["model"], line.flags["seed"]) == ("m/x", 1)
+    (caveat,) = line.caveats()
+    assert caveat.startswith("assumed: the image ")
+    assert caveat.endswith("starts vllm serve")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python my_vllm_test.py --model m/x",
+        "docker run --name vllm -p 1:1 my/image --model m/x",
+        "docker build -t my/vllm:v1 .",
+        "docker run my/vllm:v1 sleep 5",
+    ],
+)
+def test_other_lines_start_no_server(text: str) -> None:
+    assert not lines(text)
+
+
 def test_what_is_not_known_is_named_first() -> None:
     text = "vllm serve m/x --enforce-eager --tensor-paralel-size 4 --max-num-seqs $N --host a --frobnicate $MORE"
     (line,) = lines(text)

@@ -90,6 +90,8 @@ class Line:
     """Environment variables of the engine that are set and may change its behaviour."""
     release: str = ""
     """Release of its engine, by an image's tag or a pinned package; empty: not said."""
+    image: str = ""
+    """The image that is taken to start the program by its name alone; empty: none is."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -117,6 +119,8 @@ class Line:
         for name, value in self.flags.items():
             if is_open(str(value)) and (verdict := self.program.verdict(name)) and verdict.effect != "none":
                 yield f"missing: {self.spelled[name]} is {plain(str(value))}, which the script does not set"
+        if self.image:
+            yield f"assumed: the image {self.image} starts {' '.join((self.program.names[0], *self.program.words))}"
         if self.variables:
             yield f"not judged: {', '.join(self.variables)} in its environment: layout, time or memory may differ"
         if self.left:
@@ -149,7 +153,7 @@ def lines(
     for invocation in follow(text, name=name).invocations:
         place = _program(invocation.words)
         if place is not None:
-            program, rest = place
+            program, rest, image = place
             if program.engine in ("vllm", "sglang") and files is not None:
                 rest, missing = under_config(rest, files)
                 if missing:
@@ -159,7 +163,7 @@ def lines(
             first = max((number for number in pods or {} if number <= invocation.line), default=0)
             line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))
             variables = _variables(invocation.words, invocation.environment)
-            line = replace(line, variables=variables, release=_release(text, program.engine))
+            line = replace(line, variables=variables, release=_release(text, program.engine), image=image)
             started.setdefault((program.title, *alike), line)
     return list(started.values())
 
@@ -194,19 +198,31 @@ def _variables(words: Sequence[str], environment: Mapping[str, str]) -> tuple[st
     return tuple(dict.fromkeys(named))
 
 
-def _program(words: Sequence[str]) -> tuple[Program, list[str]] | None:
-    """Return the program in a line's words, and the words after it; None: there is none."""
+_SWITCHES = ("-d", "-i", "-t", "-it", "-ti", "-dit", "--detach", "--init", "--privileged", "--rm")
+"""Flags of `docker run` without a value."""
+
+
+def _program(words: Sequence[str]) -> tuple[Program, list[str], str] | None:
+    """Return the program in a line's words, the words after it, and the image that may be it by its name alone; None:
+    there is none."""
     for place, word in enumerate(words):
         name = re.sub(r"\.py$", "", word.rpartition("/")[2])
         for program in PROGRAMS.values():
             rest = list(words[place + 1 :])
             if name in program.names and _has(program, rest):
-                return program, rest
+                return program, rest, ""
     for place, word in enumerate(words):
         image = word.rpartition("/")[2].partition(":")[0].partition("@")[0]
         for program in PROGRAMS.values():
             if image in program.images:
-                return program, list(words[place + 1 :])
+                return program, list(words[place + 1 :]), ""
+    for place, word in enumerate(words):
+        rest, before = list(words[place + 1 :]), words[place - 1] if place else ""
+        started = "run" in words[:place] or ":" in word.rpartition("/")[2]
+        named = "vllm" in re.sub(r"[:@].*", "", word.rpartition("/")[2]) and re.fullmatch(r"[\w.:/@-]+", word)
+        value = before.startswith("-") and "=" not in before and before not in _SWITCHES
+        if named and started and not value and any(other.partition("=")[0] == "--model" for other in rest):
+            return PROGRAMS["vllm_serve"], rest, word
     return None
 
 

@@ -87,11 +87,15 @@ def of_datasheet(name: str, device: Device, size: int, nodes: int, tiers: tuple[
 
 
 def named(text: str) -> str | None:
-    """Return the preset of a name in any spelling, or of a chip (h100, NVIDIA H200, rtx4090, a100-80gb): of its
-    vendor's own node first. None for any other text."""
+    """Return the preset of a name in any spelling, or of a chip (h100, NVIDIA H200, rtx4090, a100-80gb, a100-pcie):
+    of its vendor's own node first. None for any other text."""
     name = _plain(text)
     if name in PRESETS:
         return name
+    card = re.fullmatch(r"(\w+)-(?:(\d+gb)-)?pcie(?:-(\d+gb))?", name)
+    if card and (row := PRESETS.get(f"pcie-{card[1]}")):
+        device = CHIPS[row.chip].as_device(row.device).name.lower()
+        return f"pcie-{card[1]}" if device.endswith(card[2] or card[3] or "") else None
     having = [known for known, row in PRESETS.items() if _is_chip(name, row.chip)]
     return next((known for known in having if known == f"dgx-{name}"), having[0] if having else None)
 
