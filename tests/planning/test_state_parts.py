@@ -66,6 +66,22 @@ def test_parts_add_up_to_what_is_priced(stack: str) -> None:
     assert sum(state is not None for state in asked) > 8
 
 
+_FRESH = [("fsdp2", "gradients=bfloat16"), ("accelerate", "lora=16"), ("fsdp2", None), ("accelerate", None)]
+_FRESH += [(stack, "optimizer_offload=1,parameter_offload=1") for stack in ("fsdp2", "accelerate")]
+
+
+@pytest.mark.parametrize("strategy", ["dp=2", "dp=2,zero=2", "dp=2,zero=3"])
+@pytest.mark.parametrize(("stack", "options"), _FRESH)
+def test_what_is_missing_at_the_loss_is_gradients(stack: str, strategy: str, options: str | None) -> None:
+    """At a single micro-batch's loss a rank holds its state less the gradients that are parts of it."""
+    ask = Query(None, "llama3-8b", "dgx-h200", 2, 2, 8192, strategy, stack, options=options)
+    parts = state_in((q := read(ask)).pricing, q.shown).parts
+    of_model = [p.bytes_per_parameter / p.shards for p in parts if p.of == "model" and p.what != "gradients"]
+    least = model_named("llama3-8b")[0].parameter_count * sum(of_model)
+    held = [float(read(replace(ask, batch=n)).estimate.memory.terms["state"]) for n in (2, 4)]
+    assert least * 0.999 <= held[0] <= held[1]
+
+
 def _parts(stack: str, strategy: str, options: str | None = None) -> dict[str, tuple[float, int]]:
     state = _asked(stack, strategy, options)
     assert state is not None

@@ -317,8 +317,10 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
     in_turn = np.where((zero.shards <= 1) & (profile.parameters_on_host == 0), trained * unit, in_turn)
     of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
     # Gradients of several micro-batches add up from the first on.
-    fresh = profile.accumulated_bytes * (np.asarray(profile.frees_gradients) > 0) * (layout.micro_batches <= 1)
-    gradient_shards = np.where(zero.by_unit > 0, zero.shards, 1.0)
+    fresh = profile.accumulated_bytes * profile.frees_gradients * (layout.micro_batches <= 1)
+    fresh = fresh * np.where(zero.state, 1 - np.asarray(profile.gradients_on_host), 1.0)
+    sharded = (np.asarray(zero.by_unit) > 0) | (np.asarray(zero.reduces_each) > 0)
+    gradient_shards, of_experts = np.where(sharded, zero.shards, 1.0), np.where(sharded, expert_shards, 1.0)
     return _Share(
         zero,
         profile,
@@ -339,7 +341,7 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
         # At level 2 a matrix has a bucket of its own.
         np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, apart)),
         bucket_buffer_bytes(profile, zero, bucket_bytes(layout, profile))[0],
-        fresh * (dense_params / gradient_shards + expert_params / np.where(zero.by_unit > 0, expert_shards, 1.0)),
+        fresh * (dense_params / gradient_shards + expert_params / of_experts),
         fresh / gradient_shards,
         narrow,
         (dense_params / state_shards + expert_params / np.where(zero.state, expert_shards, 1.0)) * trained,
