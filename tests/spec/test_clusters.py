@@ -230,10 +230,13 @@ def test_no_pod_has_one_host_for_all_its_traffic() -> None:
         ("h20-141gb", "H20-96GB", "dgx-h20", 141),
         ("NVIDIA H100 96GB", "H100-SXM5-80GB", "dgx-h100", 96),
         ("gh200-144g", "GH200-96GB", "gh200", 144),
+        ("h100-nvl", "H100-SXM5-80GB", "dgx-h100", "its GiB"),
+        ("NVIDIA H100 PCIe", "H100-SXM5-80GB", "dgx-h100", "its GiB"),
     ],
 )
-def test_a_card_of_other_memory_is_told_from_the_one_that_is_known(name: str, chip: str, kind: str, gib: int) -> None:
-    """H20 and GH200 are sold with two sizes of memory: a name with the other one is not taken for this one."""
+def test_another_card_is_told_from_the_one_that_is_known(name: str, chip: str, kind: str, gib: int | str) -> None:
+    """H20 and GH200 are sold with two sizes of memory, and the H100 as other cards: a name of these is not taken for
+    the known one."""
     with pytest.raises(
         InputError, match=f'is the {chip}; a cluster.s file with preset = "{kind}", gpu_memory_gib = {gib}'
     ):

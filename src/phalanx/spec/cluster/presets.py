@@ -132,12 +132,11 @@ def preset(name: str, nodes: int) -> ClusterSpec:
         chips = int(sliced[2]) // (2 if sliced[1] in _BY_CORES else 1)
         remedy = f"use --cluster {kind} --gpus {chips}"
         raise InputError("cluster.preset", name, f"is a slice of {chips} chips", remedy)
-    sized = re.fullmatch(r"(.+?)-?(\d{2,3})g(?:i?b)?", _plain(name))
-    if known is None and sized and (kind := named(sized[1])):
+    card = re.fullmatch(r"(.+?)-?(?:(\d{2,3})g(?:i?b)?|nvl|pcie)", _plain(name))
+    if known is None and card and (kind := named(card[1])):
         reason = f"is no card that Phalanx has: {PRESETS[kind].chip} is the {CHIPS[PRESETS[kind].chip].device}"
-        remedy = (
-            f'a cluster\'s file with preset = "{kind}", gpu_memory_gib = {sized[2]} is of its chip, at its bandwidth'
-        )
+        memory = f"gpu_memory_gib = {card[2] or 'its GiB'}"
+        remedy = f'a cluster\'s file with preset = "{kind}", {memory} is of its chip, at its bandwidth'
         raise InputError("cluster.preset", name, reason, remedy)
     if known is None:
         raise InputError(
