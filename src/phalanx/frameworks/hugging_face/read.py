@@ -1,20 +1,8 @@
 """A Hugging Face TrainingArguments, as flags or YAML, with its DeepSpeed or FSDP part (transformers,
 training_args.py)."""
 
-import re
-from typing import Any
-
 from phalanx.frameworks.accelerate import read as accelerate
-from phalanx.frameworks.accelerate.read import (
-    arguments_job,
-    attention,
-    in_shards,
-    on_host,
-    reduction,
-    sharding,
-    within_node,
-    wrapping,
-)
+from phalanx.frameworks.accelerate.read import arguments_job, attention, in_shards, reduction
 from phalanx.frameworks.configuration import (
     ALL_BLOCKS,
     Config,
@@ -25,28 +13,21 @@ from phalanx.frameworks.configuration import (
     count,
     divided,
     product,
-    truth,
     with_file_keys,
-    zero_level,
 )
-from phalanx.frameworks.deepspeed import read as deepspeed
+from phalanx.frameworks.hugging_face import read_engine
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.trainer_tuning import adapter_options, loss_options, optimizer_options, preference_options
 from phalanx.spec.number_formats import PRECISIONS
-from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _NEXT_TOKEN = (None, "sft", "pt")
 """Stages whose loss is that of the next token."""
 _OTHERS = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
-_WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "template")
 """Keys of LLaMA-Factory, which recomputes every block unless a key says otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
-_BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
-"""DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260, and before
-3.0 swift/llm/utils/argument.py)."""
 _HALVES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 """Types that a model is loaded in (torch_dtype of from_pretrained, since transformers 4.56 dtype), as precisions."""
 _LOADED = ("torch_dtype", "dtype")
@@ -78,6 +59,27 @@ def _length(keys: Keys, at: str) -> int | None:
     return None
 
 
+def _world(keys: Keys, at: str, world: int | None) -> tuple[int | None, bool]:
+    """Return the ranks that are given or that a launcher starts, and whether PPO's actor has them alone."""
+    if world is None and at:
+        nodes = keys.count("launch.nnodes", "world", 1)
+        world = product(nodes, keys.count("launch.nproc_per_node", "world"))
+    of_actor = world is None and all(keys.take(f"{at}{name}", "world") is not None for name in _ACTORS)
+    if of_actor:
+        world = product(*(keys.count(f"{at}{name}", "world") for name in _ACTORS))
+    return world or keys.count(f"{at}ray_num_workers", "world"), of_actor
+
+
+def _recomputes(keys: Keys, at: str) -> bool | None:
+    """Return whether every block is recomputed; None: not stated."""
+    names = ("gradient_checkpointing", "grad_checkpoint", "use_gradient_checkpointing")
+    stated = keys.truth(tuple(f"{at}{name}" for name in names), "strategy.recompute")
+    if stated is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _OF_LLAMA_FACTORY):
+        stated = not keys.truth(f"{at}disable_gradient_checkpointing", "strategy.recompute")
+        keys.understood[f"{at}disable_gradient_checkpointing"] = "strategy.recompute"  # what turns it off
+    return stated
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read {launch, args, deepspeed_json} or the arguments alone. A value that is `auto` in DeepSpeed's file is that
     of the argument."""
@@ -87,13 +89,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         tables["args"] = {**config["args"], "fsdp_config": table}
         config = Partial(tables) if isinstance(config, Partial) else tables
     keys, at = Keys(config), "args." if nested else ""
-    if world is None and nested:
-        nodes = keys.count("launch.nnodes", "world", 1)
-        world = product(nodes, keys.count("launch.nproc_per_node", "world"))
-    acting = world is None and all(keys.take(f"{at}{name}", "world") is not None for name in _ACTORS)
-    if acting:
-        world = product(*(keys.count(f"{at}{name}", "world") for name in _ACTORS))
-    world = world or keys.count(f"{at}ray_num_workers", "world")
+    world, of_actor = _world(keys, at, world)
     micro_paths = (f"{at}per_device_train_batch_size", f"{at}per_gpu_train_batch_size")
     micro = keys.count(micro_paths, "strategy.micro_batch")
     written = keys.take(f"{at}gradient_accumulation_steps", "accumulation", 1)
@@ -104,94 +100,35 @@ def read(config: Config, world: int | None = None) -> Configuration:
     of_trl = any(keys.take(f"{at}{name}", "stack") is not None for name in _BF16_UNASKED)
     rounded = keys.truth(f"{at}tf32", "job.precision")
     type_ = "bf16" if bf16 else "fp16" if fp16 else "tf32" if rounded and not of_trl else None
-    again = keys.truth(
-        (f"{at}gradient_checkpointing", f"{at}grad_checkpoint", f"{at}use_gradient_checkpointing"),
-        "strategy.recompute",
-    )
-    if again is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _OF_LLAMA_FACTORY):
-        again = not keys.truth(f"{at}disable_gradient_checkpointing", "strategy.recompute")
-        keys.understood[f"{at}disable_gradient_checkpointing"] = "strategy.recompute"  # what turns it off
-    zero: int | None = None
-    offload: dict[str, str | None] | None = None
-    stack = "accelerate"
+    again = _recomputes(keys, at)
+
+    # What shards the state: DeepSpeed by a file or a word, accelerate's file, or FSDP by arguments.
     path = keys.take(f"{at}deepspeed", "stack")
     named = config.get("deepspeed_json") if nested else None
     inner = named if isinstance(named, dict) else path if isinstance(path, dict) else None
-    engine = config.get("accelerate") if nested else None
-    launched = accelerate.read(engine, world) if isinstance(engine, dict) else None
+    accelerated = config.get("accelerate") if nested else None
+    launched = accelerate.read(accelerated, world) if isinstance(accelerated, dict) else None
     if launched is not None:
         world = world or launched.layout.world
-    tp = cp = 1
-    ring = False  # where accelerate's context parallelism is one; DeepSpeed's exchanges heads
-    options: dict[str, Any] = {}
-    fields: dict[str, Any] = {}
-    shard: int | None = None
-    hybrid = False
-    typed: tuple[str, ...] = ()
     job = arguments_job(keys, at)
     if isinstance(inner, dict):
-        part = Keys(inner)
-        tp = part.count("tensor_parallel.autotp_size", "strategy.tp") or 1
-        cp = part.count("sequence_parallel_size", "strategy.cp") or 1
-        options, fields, stated = deepspeed.engine_settings(part)
-        job, shard = job | stated, deepspeed.shard(part)
-        zero, offload = deepspeed.stage(part), deepspeed.offloaded(part)
-        half = deepspeed.precision(part)
-        part.take(deepspeed.KEYS["strategy.micro_batch"], "strategy.micro_batch")  # as the Trainer's, or refused
-        part.take(deepspeed.KEYS["accumulation"], "accumulation")
-        part.take(deepspeed.KEYS["job.global_batch"], "job.global_batch")
-        half = half or (launched.layout.precision if launched is not None else None)  # which fills in `auto`
-        type_ = half if half in ("bf16", "fp16") and type_ in (None, "tf32") else type_
         base = "deepspeed_json" if inner is named else f"{at}deepspeed"
-        for name, meaning in part.understood.items():
-            keys.understood[f"{base}.{name}"] = meaning
-        stack = "deepspeed"
+        engine = read_engine.of_file(keys, base, inner, type_, launched)
     elif path:
-        stack = "deepspeed"
-        zero = zero_level(keys.take(f"{at}zero_stage", "strategy.zero"))
-        if zero is None and (named := _BUILT_IN.fullmatch(str(path))):  # a file that the program has itself
-            zero, device = int(named[1]), "cpu" if named[2] else "none"
-            offload = {"optimizer": device, "param": device if ZERO_LEVELS[zero].parameters else "none"}
-            options |= {"optimizer_offload": 1.0} if named[2] else {}
-            keys.understood[f"{at}deepspeed"] = "strategy.zero"
-        if keys.truth(f"{at}adam_offload", "offload"):
-            offload, options = {"optimizer": "cpu", "param": "none"}, options | {"optimizer_offload": 1.0}
-        if zero is not None and f"{at}zero_stage" in keys.understood and type_ is None:
-            named_type = keys.take(f"{at}dtype", "job.precision")
-            type_ = "bf16" if named_type == "bf16" else "fp16"
-            typed = () if named_type else ("fp16, as DeepSpeed-Chat trains where no --dtype says otherwise",)
-        if zero is not None and keys.truth(f"{at}offload", "offload"):  # DeepSpeed-Chat's, of both (ds_utils.py:27)
-            held = {"parameter_offload": True} if ZERO_LEVELS[zero].parameters else {}
-            offload = {"optimizer": "cpu", "param": "cpu" if held else "none"}
-            options |= {"optimizer_offload": 1.0} | held
+        engine = read_engine.of_name(keys, at, str(path), type_)
     elif launched is not None:
-        s, stack, options, fields = launched.layout, launched.stack, dict(launched.options), dict(launched.fields)
-        zero, shard = s.zero, s.shard
-        offload = None if s.offload is None else dict(s.offload)
-        tp, cp = s.tp or 1, s.cp or 1
-        ring = stack == "accelerate"
-        type_, again = type_ or s.precision, again or s.recompute == "full"
-        steps = steps if f"{at}gradient_accumulation_steps" in keys.understood else s.accumulation or steps
+        engine = read_engine.of_accelerate(launched, type_)
+        again = again or launched.layout.recompute == "full"
+        if f"{at}gradient_accumulation_steps" not in keys.understood:
+            steps = launched.layout.accumulation or steps
     else:
-        words = keys.take(f"{at}fsdp", "strategy.zero")
-        text = " ".join(words) if isinstance(words, list) else str(words or "")
-        levels = [_WORDS[word] for word in text.replace(",", " ").split() if word in _WORDS]
-        if levels:
-            zero = levels[0]
-            hybrid = "hybrid" in text
-            device = "cpu" if "offload" in text else "none"  # FSDP's optimizer is where its parameters are
-            offload = {"param": device, "optimizer": device}
-            by_class = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in text else "NO_WRAP"
-            options = wrapping(keys, f"{at}fsdp_config", by_class)
-            if isinstance(keys.take(f"{at}fsdp_config", "options.units"), dict):  # not the name of a file alone
-                del keys.understood[f"{at}fsdp_config"]
-        elif truth(words):
-            zero, offload, _ = sharding(keys, f"{at}fsdp_config")
-            hybrid = within_node(keys, f"{at}fsdp_config")
-        options |= on_host(offload)
-    # A file that says it too and is not here: DeepSpeed's, accelerate's, or one of arguments.
+        engine = read_engine.of_fsdp(keys, at, type_)
+    stack, zero, tp, cp, type_ = engine.stack, engine.zero, engine.tp, engine.cp, engine.precision
+    options, typed, job = dict(engine.options), engine.notes, {**job, **engine.job}
+
+    # Its number types. A file that says them too and is not here: DeepSpeed's, accelerate's, or one of arguments.
     unread = bool(path) and zero is None and not isinstance(inner, dict)
-    unread = unread or isinstance(config, Partial) or isinstance(engine, Partial)
+    unread = unread or isinstance(config, Partial) or isinstance(accelerated, Partial)
     own_type = keys.truth(f"{at}use_unsloth", "job.precision")  # of the device: bf16, else fp16
     unstated = None if own_type or unread else "bf16" if of_trl and bf16 is None else "fp32"
     trained, unpriced = adapter_options(keys, at)
@@ -207,6 +144,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
             typed = (f"the model is loaded in {word} and no mixed precision is set: it computes in it{state}",)
     if pure and stack == "accelerate":  # DeepSpeed's master weights are of 32 bits (zero/stage3.py:1031)
         job |= {"types": dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")}
+
+    # Options, the batch, what an adapter and a preference loss change.
     if stack == "accelerate" and zero and launched is None:
         options |= reduction(type_)
     options |= attention(keys, at)
@@ -223,8 +162,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         dp=replicas,
         tp=tp if tp > 1 else None,
         cp=cp if cp > 1 else None,
-        ulysses=1 if ring else cp,
-        shard=shard,
+        ulysses=1 if engine.ring else cp,
+        shard=engine.shard,
         zero=zero,
         micro_batch=micro,
         accumulation=steps,
@@ -232,10 +171,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
         seq=_length(keys, at),
         precision=type_,
         recompute="full" if again else None,
-        offload=offload,
+        offload=engine.offload,
     )
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
-    notes: tuple[str, ...] = (*preferred, *typed, *((_UPDATES,) if acting else ()))
+    notes: tuple[str, ...] = (*preferred, *typed, *((_UPDATES,) if of_actor else ()))
     if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
         update, assumed = optimizer_options(keys, f"{at}optim", bool(trained))
         options, notes = update | options, notes + assumed
@@ -256,9 +195,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         key_table("hugging_face"),
         model_name=name,
         options=options,
-        fields=fields,
+        fields=engine.fields,
         job=job | {"compute": type_ or unstated},
-        within_node=hybrid,
+        within_node=engine.within_node,
         unpriced=unpriced,
         notes=notes,
     )

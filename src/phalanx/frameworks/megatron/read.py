@@ -260,7 +260,7 @@ def _require_values(args: Config) -> None:
 
 
 def _world(keys: Keys, flag: Callable[..., Any]) -> int | None:
-    """Return the ranks that a launcher starts, or those of the dump that a log prints."""
+    """Return the ranks that a launcher starts, or that the dump of a log says."""
     nodes = count(keys.take("launch.nnodes", "world", 1))
     return product(nodes, keys.count("launch.nproc_per_node", "world")) or count(flag("world_size", "world"))
 
