@@ -21,8 +21,8 @@ _BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
 @dataclass(frozen=True)
 class Engine:
     """What shards the state and steps. `precision`: None where nothing states one. `shard`: ranks that share the
-    parameters, None: all replicas, unless `within_node`: the ranks of a node. `ring`: context parallelism is a ring of
-    keys and values, where DeepSpeed's exchanges heads. `fields` are of the strategy."""
+    parameters, None: all replicas, or under `within_node` the ranks of a node. `ring`: context parallelism is a ring
+    of keys and values, where DeepSpeed's exchanges heads. `fields` are of the strategy."""
 
     stack: str
     precision: str | None
