@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -127,12 +127,13 @@ def read(config: Config, world: int | None = None) -> Configuration:
     def degree(meaning: str, *names: str) -> int | None:
         return count(of(meaning, *names))
 
+    # Degrees, and the batch.
     reinforced = isinstance(config.get("policy"), Mapping)
     nodes = keys.count(("trainer.num_nodes", "cluster.num_nodes", "num_nodes"), "world")
     each = keys.count(("trainer.devices", "cluster.gpus_per_node", "devices"), "world")
     nodes, each = _of_policy(keys, nodes, each) if reinforced else (nodes, each)
     world = world or product(nodes, each) or keys.count("num_gpus", "world")
-    # A file may inherit keys that it lacks (NeMo-RL's `defaults`), so degrees have no default.
+    # A file may inherit what it lacks (NeMo-RL's `defaults`), so degrees have no default.
     tp = degree("strategy.tp", "tensor_model_parallel_size", "tensor_parallel_size")
     pp = degree("strategy.pp", "pipeline_model_parallel_size", "pipeline_parallel_size")
     cp = degree("strategy.cp", "context_parallel_size")
@@ -151,19 +152,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     paired = next((name for name in ("dpo", "rm") if reinforced and name in config), "")
     if paired:  # nemo_rl/algorithms/dpo.py:602, rm.py:542
         micro, whole = product(micro, 2), product(whole, 2)
-    named = keys.take("trainer.precision", "job.precision") or of("job.precision", "precision", "precision_config")
-    computed, scaled = (str(keys.take(name, "job.precision", "")) for name in ("compute_dtype", "fp8_recipe"))
-    computed = f"fp8_{scaled}" if computed == "fp8" and scaled else computed
-    named = named or computed or None
-    fp8 = truth(of("options.products", "fp8")) if not isinstance(of("options.products", "fp8"), str) else True
-    granularity = of("strategy.recompute", "activations_checkpoint_granularity", "recompute_granularity")
-    checkpointing = truth(of("strategy.recompute", "activation_checkpointing"))
-    recompute = str(granularity) if granularity in ("full", "selective") else None
-    stated = any(p.rpartition(".")[2] == "activations_checkpoint_granularity" for p in keys.understood)
-    if stated and granularity is None:
-        recompute = "none"
-    if checkpointing is not None and (recompute is None or reinforced):  # NeMo-RL's granularity is of that alone
-        recompute = (recompute or "full") if checkpointing else "none"
+    precision, computed = _precision(keys, of)
+    recompute = _recomputation(keys, of, reinforced)
     distributed = truth(of("strategy.zero", "use_distributed_optimizer", "zero1"))
     degrees = product(tp, pp, cp) if isinstance(config, Partial) else product(tp or 1, pp or 1, cp or 1)
     dp = divided(world, degrees) if tp or pp else None
@@ -188,14 +178,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
         seq=degree(
             "job.seq", "seq_length", "encoder_seq_length", "max_total_sequence_length", "data.train_ds.max_seq_length"
         ),
-        precision="fp8"
-        if fp8 or computed.startswith(("fp8", "nvfp4"))
-        else _TYPES.get(str(named).lower())
-        if named is not None
-        else None,
+        precision=precision,
         recompute=recompute,
     )
 
+    # Options, sizes of the model, and the stack of the release.
     def flag(name: str, meaning: str, default: Any = None) -> Any:
         value = of(meaning, name, *_FIELDS_OF.get(name, ()))
         return default if value is None else value
@@ -246,6 +233,31 @@ def read(config: Config, world: int | None = None) -> Configuration:
         notes=notes,
     )
     return replace(result, without_effect=(*result.without_effect, *quiet))
+
+
+def _precision(keys: Keys, of: Callable[..., Any]) -> tuple[str | None, str]:
+    """Return the precision (None: not stated), and the narrow format of products as its keys write it, or ""."""
+    named = keys.take("trainer.precision", "job.precision") or of("job.precision", "precision", "precision_config")
+    computed, scaled = (str(keys.take(name, "job.precision", "")) for name in ("compute_dtype", "fp8_recipe"))
+    computed = f"fp8_{scaled}" if computed == "fp8" and scaled else computed
+    named = named or computed or None
+    fp8 = of("options.products", "fp8")
+    if isinstance(fp8, str) or truth(fp8) or computed.startswith(("fp8", "nvfp4")):
+        return "fp8", computed
+    return None if named is None else _TYPES.get(str(named).lower()), computed
+
+
+def _recomputation(keys: Keys, of: Callable[..., Any], reinforced: bool) -> str | None:
+    """Return the kind of recomputation; None: not stated."""
+    granularity = of("strategy.recompute", "activations_checkpoint_granularity", "recompute_granularity")
+    checkpointing = truth(of("strategy.recompute", "activation_checkpointing"))
+    kind = str(granularity) if granularity in ("full", "selective") else None
+    stated = any(p.rpartition(".")[2] == "activations_checkpoint_granularity" for p in keys.understood)
+    if stated and granularity is None:
+        kind = "none"
+    if checkpointing is not None and (kind is None or reinforced):  # NeMo-RL's granularity is of that alone
+        kind = (kind or "full") if checkpointing else "none"
+    return kind
 
 
 def _of_policy(keys: Keys, nodes: int | None, each: int | None) -> tuple[int | None, int | None]:
