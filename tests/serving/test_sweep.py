@@ -68,3 +68,12 @@ def test_a_load_that_cannot_be_kept_up_with_is_refused_alone(tmp_path: Path) -> 
     code, out, _ = phalanx(tmp_path, "serve", "plan", "--from", "run.sh", "--cluster", "dgx-h100")
     assert code == 0
     assert "not 9,000 requests/s: " in out
+
+
+def test_lengths_are_shown_where_they_differ(tmp_path: Path) -> None:
+    for second, shown in ((40, False), (90, True)):
+        bench = "vllm bench serve --random-input-len 300 --num-prompts 4 --random-output-len"
+        runs = (f"{bench} {n} --max-concurrency {c}" for n, c in ((40, 2), (second, 3)))
+        (tmp_path / "run.sh").write_text(_SERVER + "\n".join(runs))
+        _, out, _ = phalanx(tmp_path, "serve", "plan", "--from", "run.sh", "--cluster", "dgx-h100")
+        assert ("300 + 40" in out) == shown

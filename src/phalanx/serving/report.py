@@ -68,16 +68,25 @@ def load_table(loads: Sequence[LoadAnswer]) -> Table:
     answered = [each for each in loads if not each.refused]
     rates = [next((r for r in each.likely if r.figure == "tokens_per_s"), None) for each in answered]
     several, ranged = len({each.deployment for each in answered}) > 1, any(rates)
+    unlike = len({(each.input, each.output) for each in loads}) > 1
     out = empty_table("the loads")
     out.add_column("load")
     names = ("TTFT\np50", "TTFT\np99", "TPOT\np50", "TPOT\np99", "request\np50")
-    for name in (*["deployment"] * several, "tok/s", *["likely\ntok/s"] * ranged, "requests/s", *names):
+    for name in (
+        *["tokens"] * unlike,
+        *["deployment"] * several,
+        "tok/s",
+        *["likely\ntok/s"] * ranged,
+        "requests/s",
+        *names,
+    ):
         out.add_column(name, justify="right", vertical="bottom")
     for x, rate in zip(answered, rates, strict=True):
         likely = "" if rate is None or rate.high is None else f"{rate.low:,.0f} to {rate.high:,.0f}"
         times = (x.ttft_p50_s, x.ttft_p99_s, x.tpot_p50_s, x.tpot_p99_s, x.latency_p50_s)
         out.add_row(
             x.load,
+            *[f"{x.input:,} + {x.output:,}"] * unlike,
             *[x.deployment] * several,
             f"{x.tokens_per_s:,.0f}",
             *[likely] * ranged,

@@ -23,6 +23,11 @@ class LoadAnswer:
     """What a deployment does under a load; times in seconds."""
 
     load: str
+    """How requests come."""
+    input: int
+    """Mean tokens of a prompt."""
+    output: int
+    """Mean generated tokens."""
     deployment: str = ""
     tokens_per_s: float | None = None
     requests_per_s: float | None = None
@@ -97,7 +102,8 @@ def _answer(
     try:
         searched = answer(search)
     except InputError as error:
-        return LoadAnswer(load_words(query.question, query.question.concurrency), refused=error.reason)
+        q = query.question
+        return LoadAnswer(load_words(q, q.concurrency), q.input, q.output, refused=error.reason)
     q, best = searched.question, searched.best
     workers, o = best.groups[-1], best.outcome
     assert o is not None
@@ -105,10 +111,10 @@ def _answer(
     stopped = lines.stopped(workers.cache_tokens // workers.layout.attention_dp)
     caveats |= dict.fromkeys((*stopped, *query.caveats, *([taken] if taken else ())))
     notes |= dict.fromkeys(query.notes)
-    lengths = f"{q.input:,} + {q.output:,} tokens, "
     return LoadAnswer(
-        (lengths if len({(each.get("input"), each.get("output")) for each in lines.sweep}) > 1 else "")
-        + load_words(q, best.users),
+        load_words(q, best.users),
+        q.input,
+        q.output,
         best.title,
         o.tokens_per_s,
         o.requests_per_s,
