@@ -209,6 +209,8 @@ def with_options(by: Profile, model: Shape, options: StackOptions) -> Profile:
         new = replace(new, sends_once=float(once), gathers_tokens=float(gathers))
     if options.graphs == "none":
         new = replace(new, expert_launches=np.maximum(new.expert_launches, _EXPERT_LAUNCHES))
+    if options.graphs == "modules":
+        new = replace(new, captured=1.0)
     if options.graphs == "full":
         new = replace(new, launch_s=0.0)
     return replace(

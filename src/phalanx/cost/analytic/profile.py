@@ -64,6 +64,8 @@ class Profile(Keeps):
     launches: Column = 30.0
     """Kernels of a block's forward pass that the CPU launches one by one, counted in the stack's code; 0 if the step
     is one program. The GPU is never faster than its launches."""
+    captured: Column = 0.0
+    """1: a graph launches all kernels of a sublayer. Experts' are counted as published recipes capture them."""
     unfused_launches: Column = 8.0
     """Further launches of a block's forward pass if attention's masked softmax is not a single kernel."""
     packed_launches: Column = 0.0

@@ -159,10 +159,12 @@ def _launched(kind: BlockKind, shape: Shape, layout: LayoutColumns, system: Syst
     if np.any(shape.adapters):
         fused = 2 * kind.attends + 2 * (np.asarray(kind.ffn) > 0)
         number = number + _ADAPTER_LAUNCHES * fused * (np.asarray(shape.adapters) > 0)
+    captured = np.asarray(profile.captured) * (1 - np.asarray(kind.routes))
+    number = np.where(captured > 0, np.minimum(number, kind.sublayers), number)
     number = number + profile.expert_launches * kind.routes
     once = number * (profile.launches > 0) * launch_s
     hooked = _hooked(kind, shape, layout, profile) * system.host
-    again = (1 - layout.full) * _launched_again(kind, layout, profile) * launch_s
+    again = (1 - layout.full) * (1 - captured) * _launched_again(kind, layout, profile) * launch_s
     return Passes(once + hooked, once * (profile.launch_backward + layout.full) + hooked * (1 + layout.full) + again)
 
 
