@@ -98,8 +98,15 @@ def _sent_by_own(line: str, plan: dict[str, str] | None) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("line", "plan", "sent"),
     [
-        ("zero=1", None, {"reduce_scatter": 2048, "all_gather": 2048}),  # 8 x 32 + 32 x 8 = 512, of 4 bytes
-        ("zero=0", None, {"all_reduce": 2048}),
+        # 8 x 32 + 32 x 8 = 512, of 4 bytes; and 8 bytes a parameter: does any rank have a gradient of it?
+        ("zero=1", None, {"reduce_scatter": 2048, "all_gather": 2048, "all_reduce": 2 * 8}),
+        ("zero=0", None, {"all_reduce": 2048 + 2 * 8}),
+        # Parameters are gathered in each pass, gradients reduced in each; 16 bytes a micro-batch compare the calls.
+        (
+            "zero=3",
+            None,
+            {"reduce_scatter": 2 * 2048, "all_gather": 2 * (2048 + 1024), "all_reduce": 2 * 8 + 2 * 16},
+        ),
         # Two micro-batches: outputs are summed in each (4 x 8 of 4 bytes); its inputs have no gradient.
         ("tp=4", {"0": "colwise", "2": "rowwise"}, {"all_reduce": 2 * 128}),
     ],

@@ -97,6 +97,12 @@ def test_a_list_of_lists_equals_one_process(pool: Pool, line: str) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+def test_units_that_ranks_call_differently_stop(pool: Pool) -> None:
+    """Each would compute with a mixture of two units' parameters."""
+    for said in pool.run(2, listed_module.refusal, "zero=3,prefetch=0", "routed"):
+        assert said.startswith("ranks have called different units, and with zero=3"), said
+
+
 @pytest.mark.parametrize("kind", [*listed_module.ORDERS, "two views"])
 @pytest.mark.parametrize(
     "line", ["zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0", "zero=3,recompute=full"]

@@ -88,6 +88,37 @@ def test_what_does_not_run_split_is_not_proposed() -> None:
         prove(module, given, alone, (torch.randn(2, 5, 48),), {})
 
 
+class _Gated(nn.Module):
+    """Attention whose heads have a gate each: a layer with as many outputs as there are heads."""
+
+    def __init__(self, step: int = 1) -> None:
+        super().__init__()
+        self.h, self.size, self.step = 4, 8, step
+        self.qkv, self.gate, self.proj = nn.Linear(32, 96), nn.Linear(32, 4), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.unflatten(-1, (self.h, self.size)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2) * self.gate(x).sigmoid()[..., None]
+        per_head = y.new_zeros(self.h if self.step == 1 else 4)  # 4: a number that nothing divides
+        return x + self.proj((y + per_head[:, None]).flatten(-2))
+
+
+def test_a_gate_for_each_head_is_divided_with_them() -> None:
+    plan = phalanx.propose_tp_plan(nn.Sequential(_Gated(), nn.Linear(32, 2)), torch.randn(2, 5, 32), tp=2)
+    assert plan == {"0.qkv": "colwise:3", "0.gate": "colwise", "0.proj": "rowwise", "0.h": "divided"}
+    with pytest.warns(UserWarning, match=r"^1 stays whole: split, it does not run"):
+        plan = phalanx.propose_tp_plan(nn.Sequential(_Gated(), _Gated(step=2)), torch.randn(2, 5, 32), tp=2)
+    assert {key.partition(".")[0] for key in plan} == {"0"}
+
+
+def test_what_has_no_elements_or_is_computed_stays_whole() -> None:
+    first, last = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 4)) for _ in range(2))
+    module = nn.Sequential(first, nn.LayerNorm(4), last)
+    nn.utils.parametrizations.weight_norm(first[0])
+    module.register_parameter("empty", nn.Parameter(torch.zeros(0)))
+    assert phalanx.propose_tp_plan(module, torch.randn(3, 4)) == {"2.0": "colwise", "2.2": "rowwise"}
+
+
 def test_a_proposal_says_what_is_packed_divided_and_summed() -> None:
     of_width = plan_of("by_width", 2)
     assert {key: style for key, style in of_width.items() if style in ("divided", "local_width")} == {

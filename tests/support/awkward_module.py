@@ -112,8 +112,7 @@ def oracle(dp: int, optimizer: str, clip: float, steps: tuple[int, int], accumul
     update = OPTIMIZERS[optimizer](trained)
     norms = []
     for step in range(*steps):
-        for p in trained:
-            p.grad = torch.zeros_like(p)
+        update.zero_grad()
         for replica in range(dp):
             for i in range(accumulation):
                 x, y = _batch(step, i, replica)

@@ -39,19 +39,21 @@ ORDERS = {"again": (0, 2, 0, 1, 1), "backwards": (2, 1, 0), "in turns": (0, 2, 1
 
 class Listed(nn.Module):
     """`kind`: "pairs", ModuleLists in a ModuleList; "parts", modules of which only parts are called; "two views",
-    blocks that two views of a batch go through before their product; or one of ORDERS, in which blocks are called."""
+    blocks that two views of a batch go through before their product; "routed", a block that the batch chooses; or one
+    of ORDERS, in which blocks are called."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         shared, self.kind = nn.Linear(6, 6), kind
         lists = [nn.ModuleList([nn.Linear(6, 12), nn.Linear(12, 6)]) for _ in range(3)]
-        gated = [_Gated() for _ in range(3)]
+        gated = [_Gated() for _ in range(4 if kind == "routed" else 3)]
         blocks = {"pairs": lists, "parts": [_Pair(shared) for _ in range(3)]}.get(kind, gated)
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind not in ("pairs", "parts"):
-            order = [self.blocks[i] for i in ORDERS.get(self.kind, (0, 1, 2))]
+            chosen = {"routed": (0, 1 + int(x.sum() > 0), 3)}.get(self.kind, (0, 1, 2))
+            order = [self.blocks[i] for i in ORDERS.get(self.kind, chosen)]
             views = [x, x.flip(1)] if self.kind == "two views" else [x]
             return torch.stack([nn.Sequential(*order)(view) for view in views]).prod(0)
         for block in self.blocks:
@@ -81,6 +83,6 @@ def refusal(world: World, line: str, kind: str) -> str:
     """Return what is said of a training; "" if nothing is."""
     try:
         train(world, line, kind)
-    except InputError as error:
+    except (InputError, RuntimeError) as error:
         return str(error)
     return ""

@@ -29,6 +29,7 @@ from phalanx.runtime.checkpoint.async_saver import agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.runtime.tracing import host_values
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Precision
@@ -125,6 +126,7 @@ class Parallel(nn.Module):
             None if cut is None else ModuleStages(comm, strategy, cut[0], children, cut[1], engine, compute)
         )
         self._empty = torch.zeros(0, dtype=master)  # the optimizer's only tensor on a rank without elements
+        self._used = set(masters)  # parameters that got a gradient in this step, on any rank
         self._micro_batch = -1  # no micro-batch of this step yet
         self._complete = self._failed = self._allocating = False
         # The module's own state_dict reads weights, whose all-gather may be in flight.
@@ -233,11 +235,13 @@ class Parallel(nn.Module):
             engine.begin()
             self._micro_batch, self._complete = -1, False
         self._micro_batch += 1
+        self._compare_calls()
         engine.backward(self._micro_batch, last)
         self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
         (loss * self._share if self._share != 1 else loss).backward()
         if last:
             engine.finish()
+            self._agree_on_gradients()
             self._complete = True
             self._compare_first_step()
         else:
@@ -265,11 +269,40 @@ class Parallel(nn.Module):
         for first in self._first_step:
             first.begin(self.module)
         total = float(self._stages.step(micro_batches, loss, self._share))
+        self._agree_on_gradients()
         self._micro_batch, self._complete, self._failed = len(micro_batches) - 1, True, False
         self._given = micro_batches, loss, self._share
         self._compare_first_step()
         self._given = None
         return total
+
+    def _compare_calls(self) -> None:
+        """Raise RuntimeError if ranks have called different units, whose parameters they gathered together. The host
+        waits for the forward pass, because a backward pass would not end."""
+        gathered, axis = self._engine.gathered, self.comm.mesh.gradient_axis
+        if gathered is None or self.comm.size(axis) == 1:
+            return
+        most = host_values.to_device([gathered.called, -gathered.called], self.comm.world.device)
+        self.comm.all_reduce(most, axis, unit="calls", phase="B", reduction="max").wait()
+        (alike,) = host_values.read((most.sum(0, keepdim=True) == 0).long(), [1])
+        if not alike:
+            raise RuntimeError(
+                "ranks have called different units, and with zero=3 each would compute with parts of another one's "
+                "parameters: name units=[...] that all ranks call, or use zero=2"
+            )
+
+    def _agree_on_gradients(self) -> None:
+        """Find the parameters that got a gradient in this step on any rank: the optimizer leaves the others alone, as
+        those whose gradient is None. Compression may still send what it kept back of any."""
+        if self.strategy.compressor is not None:
+            return
+        names, axis = list(self._engine.parameters), self.comm.mesh.gradient_axis
+        self._used = {name for b in self._engine.buckets for name in b.touched}
+        if self.comm.size(axis) > 1:
+            flags = [int(name in self._used) for name in names]
+            used = host_values.to_device(flags, self.comm.world.device)
+            self.comm.all_reduce(used, axis, unit="used", phase="opt", reduction="max").wait()
+            self._used = {name for name, flag in zip(names, host_values.read(used, flags), strict=True) if flag}
 
     def _compare_first_step(self) -> None:
         """Compare the first step with one process, where that is asked for."""
@@ -338,8 +371,8 @@ class Parallel(nn.Module):
         for name, p in self.module.named_parameters():
             if p.requires_grad and name not in self._engine.parameters:
                 raise RuntimeError(f"{name} was frozen when the module was parallelized, and cannot be trained now")
-        for name, master in self._masters.items():
-            gradient = self._gradients[name]
+        for name in self._masters.keys() & self._used:
+            master, gradient = self._masters[name], self._gradients[name]
             master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
 
     @torch.no_grad()
@@ -405,7 +438,8 @@ class Parallel(nn.Module):
         Ranks do so independently: one without any element has no state."""
         optimizer = self._optimizer
         assert optimizer is not None
-        if optimizer.state:
+        self._used = {name for name, master in self._masters.items() if not optimizer.state.get(master)}
+        if not self._used:
             return
         rates = [group["lr"] for group in optimizer.param_groups]
         for group in optimizer.param_groups:

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.utils.parametrize import is_parametrized
 
 from phalanx.runtime.any_module.first_pass import (
     draw_constants,
@@ -70,7 +71,7 @@ def propose_tp_plan(
     draw_constants(module)  # behind a gate of zeros no gradient says anything
     with torch.enable_grad(), evaluation_mode(module), forked_random():
         inputs, outs = _inputs(module, *batch)
-        taken = tied_layers(module)
+        taken = tied_layers(module) | {name for name, m in module.named_modules() if is_parametrized(m)}
         for name, x in inputs.items():
             styles = {} if name in taken else _block(module, name, x, outs, tp, taken)
             if styles:
@@ -97,9 +98,12 @@ def _runnable(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], t
     style `local_width`, or if that does not help is left out. Raises InputError if other parts do not run."""
     error = _fault(module, plan, batch, tp)
     owners = [key.rpartition(".")[0] for key, style in plan.items() if style == "divided"] if error else []
-    within = [f"{owner}." if owner else "" for owner in owners]
-    for kind in dict.fromkeys(map(_wildcard, within)):
-        own = tuple(name for name in within if _wildcard(name) == kind)
+    kinds: dict[tuple[str, frozenset[tuple[str, str]]], list[str]] = {}  # blocks of alike names and styles
+    for name in [f"{owner}." if owner else "" for owner in owners]:
+        styles = frozenset((key.removeprefix(name), style) for key, style in plan.items() if key.startswith(name))
+        kinds.setdefault((_wildcard(name), styles), []).append(name)
+    for (kind, _), within in kinds.items():
+        own = tuple(within)
         alone = {key: style for key, style in plan.items() if key.startswith(own)}
         if not (fault := _fault(module, alone, batch, tp)):
             continue
@@ -110,7 +114,8 @@ def _runnable(module: nn.Module, plan: dict[str, str], batch: tuple[Any, Any], t
                 f"stays whole: split, it does not run ({fault}), or computes something else. Its forward pass takes "
                 "sizes from where the split does not reach: keep the size of a head as a number of the module"
             )
-            warnings.warn(f"{kind.removesuffix('.') or 'the module'} {text}", stacklevel=3)
+            label = kind if [other for other, _ in kinds].count(kind) == 1 else " and ".join(own)
+            warnings.warn(f"{label.removesuffix('.') or 'the module'} {text}", stacklevel=3)
             plan = {key: style for key, style in plan.items() if key not in alone}
     if error and plan and (error := _fault(module, plan, batch, tp)):
         raise InputError(
@@ -213,7 +218,7 @@ def _block(module: nn.Module, name: str, x: Tensor, outs: list[Tensor], tp: int,
         near = {
             key: p
             for key, p in module.named_parameters()
-            if key.startswith(own) and not key.startswith(f"{name}.") and p.requires_grad and p.dim()
+            if key.startswith(own) and not key.startswith(f"{name}.") and p.requires_grad and p.dim() and p.numel()
         }
         styles = _partners(module, near, x, dim, tp, taken) if near else {}
         if any(style.startswith("colwise") for style in styles.values()):
@@ -366,7 +371,7 @@ def _numbers(module: nn.Module, plan: Mapping[str, str], tp: int) -> dict[str, s
     near = {*above, *(name.rpartition(".")[0] for name in above)}
 
     def widths(owner: nn.Module) -> set[int]:  # which are no number of heads, though they may be called h
-        return {w for m in owner.modules() if isinstance(m, nn.Linear) for w in (m.in_features, m.out_features)}
+        return {m.in_features for m in owner.modules() if isinstance(m, nn.Linear)}  # a head may have one output
 
     return {
         f"{name}.{key}" if name else key: "divided"

@@ -19,6 +19,7 @@ from phalanx.runtime.any_module.split_names import SplitNames
 from phalanx.runtime.any_module.tensor_comm import gather_parts
 from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.checkpoint.boxes import Part, full_part, share
+from phalanx.runtime.checkpoint.container import Reader
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import logical_state
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -133,6 +134,11 @@ def save(state: ModuleState, optimizer: torch.optim.Optimizer, folder: Path, ste
 @torch.no_grad()
 def load(state: ModuleState, optimizer: torch.optim.Optimizer, folder: Path, step: int) -> None:
     """Load the checkpoint of a step, into an optimizer whose state is allocated; all ranks together."""
+    # A parameter that has never got a gradient has no state.
+    labels = (name for name in Reader(folder, step).contents if name.startswith("optimizer."))
+    known = {name.removeprefix("optimizer.").rpartition(".")[0] for name in labels}
+    for name in state.masters.keys() - known if known else ():
+        optimizer.state.pop(state.masters[name], None)
     rest = _rest(state, copies=True)
     logical_state.load(state.engine, state.masters, optimizer, folder, step, rest, _boxes(state))
     state.weights_follow()

@@ -26,6 +26,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from itertools import count
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -206,6 +207,8 @@ class ParameterGatherer:
         # Calls of units whose backward passes have not begun, by number: the unit, and what ends its forward pass.
         self._calls: dict[int, tuple[str, list[Node]]] = {}
         self._numbers = count()
+        self.called = 0
+        """A sum over all calls so far, which is equal on ranks that called the same units in the same order."""
         self._watch(module, units)
 
     def _watch(self, module: nn.Module, units: dict[str, nn.Module]) -> None:
@@ -306,6 +309,7 @@ class ParameterGatherer:
 
     def forward_begins(self, name: str) -> None:
         """Gather a unit for its forward pass, and start on the next one."""
+        self.called = crc32(name.encode(), self.called)
         self.need(name, "F")
         after = self.order.index(name) + 1
         if self.prefetch and after < len(self.order):
