@@ -135,3 +135,19 @@ def test_deepspeed_chat_has_its_own_length_and_batch(tmp_path: Path) -> None:
     c = _read(tmp_path, f"{line} --only_optimize_lora --deepspeed", "run.sh")
     assert (c.layout.seq, c.layout.micro_batch, c.layout.zero) == (512, 16, 2)
     assert not c.unknown
+
+
+@pytest.mark.parametrize(
+    ("before", "degrees", "world"),
+    [
+        ("", "--tensor_model_parallel_size 4 --pipeline_model_parallel_size 2", None),
+        ("", "", 1),
+        ("NPROC_PER_NODE=8 NNODES=4", "--tensor_model_parallel_size 4 --pipeline_model_parallel_size 2", 32),
+    ],
+)
+def test_ranks_that_the_environment_sets_are_open_where_one_is_too_few(
+    tmp_path: Path, before: str, degrees: str, world: int | None
+) -> None:
+    """modelscope/ms-swift#9403: 32 NPUs, which the platform's environment says, and the posted line does not."""
+    c = _read(tmp_path, f"{before} megatron sft --model Qwen/Qwen3-235B-A22B {degrees}", "run.sh")
+    assert c.layout.world == world

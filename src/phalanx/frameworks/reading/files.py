@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
-from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
+from phalanx.frameworks.configuration import Config, Configuration, Partial, product, shown
 from phalanx.frameworks.deepspeed.neox import is_neox
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.reading import folder, others
@@ -135,7 +135,11 @@ def configured(config: Config, kind: str, world: int | None) -> Configuration:
     launched = config.get("launched")
     if not isinstance(launched, ProgramLaunch):
         return READERS[kind](tables if "launch" not in config else {"launch": launch, **tables}, world)
-    c = _sharded_in_nodes(READERS[kind](tables, world), launched)
+    c = READERS[kind](tables, world)
+    inner = product(c.layout.tp, c.layout.pp, c.layout.cp) or 1
+    if world == launched.world == 1 < inner and not launched.counted:  # unless the environment says more
+        c = READERS[kind](tables, None)
+    c = _sharded_in_nodes(c, launched)
     understood = {f"launch.{name}": "world" for name in launched.counted}
     understood |= {f"launch.{name}": "file" for name in launched.options if name == "config_file"}
     quiet = [
