@@ -4,6 +4,7 @@ what its hosts have."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from phalanx.answers.findings import lint
 from phalanx.answers.prediction import predict
 from phalanx.answers.question.query import Query
 from phalanx.planning.lookup import model_named
+from phalanx.spec.cluster.chips import CHIPS, alone
 from phalanx.spec.cluster.presets import preset
 
 _PARAMS = model_named("llama3-8b")[0].parameter_count
@@ -113,15 +115,31 @@ _TUTORIAL = {
 @pytest.mark.parametrize(("level", "runs"), [(0, False), (2, True), (3, True)])
 def test_a_level_is_in_effect_on_one_gpu_whose_state_is_offloaded(level: int, runs: bool, tmp_path: Path) -> None:
     """DeepSpeed's tutorial of ZeRO-Offload: GPT-2 of 10 B, batches of 10, on one V100 of 32 GB, where it ran. It is
-    said to need all of it, within the 6 % by which estimates err."""
+    said to need all of it, within the 1 % by which estimates err."""
     (tmp_path / "config.json").write_text(json.dumps(_TUTORIAL))
     answer = json_of(
         tmp_path, "predict --model config.json --cluster dgx-2 --gpus 1 --seq 1024 --batch 10 --stack deepspeed",
         "--precision", "fp16", "--options", "optimizer_offload=1", "--json",
         "--strategy", f"zero={level},micro_batch=10,recompute=full",
     )  # fmt: skip
-    assert (answer["memory_bytes"] < 1.06 * answer["usable_bytes"]) == runs
+    assert (answer["memory_bytes"] < 1.01 * answer["usable_bytes"]) == runs
     assert (answer["question"]["refused"] == "") == runs
+
+
+def test_one_gpu_has_no_buffers_of_nccl(tmp_path: Path) -> None:
+    """pinokiofactory/flux-webui#11: out of memory on an RTX 4090 at 21.72 GiB of tensors and 0.51 reserved, of
+    23.61 GiB that the driver reports: 0.46 lay outside of the allocator."""
+    asked = "predict --model llama3-8b --stack accelerate --cluster pcie-rtx4090 --batch 2 --seq 1024 --json --gpus"
+    one, two = (json_of(tmp_path, f"{asked} {gpus}")["usable_bytes"] / 2**30 for gpus in (1, 2))
+    assert 22.2 < one < 23.2
+    assert one - two == pytest.approx(1)
+
+
+def test_usable_memory_that_someone_states_is_as_stated() -> None:
+    device = CHIPS["H100"].as_device()
+    stated = replace(device, usable_bytes=device.usable_bytes - 1)
+    assert alone(stated) == stated
+    assert alone(device).usable_bytes > device.usable_bytes
 
 
 def test_several_gpus_whose_state_is_offloaded_share_it(tmp_path: Path) -> None:

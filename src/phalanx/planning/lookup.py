@@ -8,7 +8,7 @@ from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.analytic.profile import profile
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.calibration import Calibration
-from phalanx.spec.cluster.chips import BRIDGE_LINK, BRIDGE_LINKS, CHIPS
+from phalanx.spec.cluster.chips import BRIDGE_LINK, BRIDGE_LINKS, CHIPS, alone
 from phalanx.spec.cluster.presets import LikePreset, preset
 from phalanx.spec.cluster.spec import LARGEST_HOST, ClusterSpec
 from phalanx.spec.documents import read_toml
@@ -134,6 +134,7 @@ def pricing_by_gpus(
     def larger(gpus: int) -> Pricing:
         require_counts(("gpus", gpus))
         spec = cluster(gpus)
+        spec = replace(spec, device=alone(spec.device)) if gpus == 1 else spec
         system_of(spec)
         compute = "bfloat16" if "bfloat16" in spec.device.dense_flops_per_s else "float16"
         return Pricing(model, spec, replace(job, precision=Precision(compute)), stack, headroom=headroom)  # type: ignore[arg-type]

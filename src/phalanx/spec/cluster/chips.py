@@ -7,7 +7,7 @@ it, and `cost/analytic/chips.py` what kernels reach on them.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from phalanx.spec.cluster.spec import Device
@@ -20,6 +20,10 @@ BRIDGE_LINK, BRIDGE_LINKS = 14.0625e9, 4
 ways (NVIDIA A40 datasheet)."""
 CONTEXT_BYTES = 2048 * MIB
 """What CUDA's context, cuBLAS's workspaces and NCCL's buffers take of a device, about."""
+ALONE_BYTES = 1024 * MIB
+"""The same of a single GPU, which has no buffers of NCCL: the driver keeps up to 0.8 GiB of the nominal memory (an
+A100 of 80 GiB reports 79.2), and processes out of memory held 0.42 and 0.46 GiB outside of PyTorch's allocator
+(DINGYANB/MTVCrafter#21, RTX 6000 Ada; pinokiofactory/flux-webui#11, RTX 4090)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,14 @@ class Chip:
             origin="published",
             source=f"{self.source}, dense; {how}",
         )
+
+
+def alone(device: Device) -> Device:
+    """Return the device of a job on a single GPU. One whose usable memory someone states is unchanged."""
+    if device.kind != "cuda" or device.memory_bytes - device.usable_bytes != CONTEXT_BYTES:
+        return device
+    source = device.source.replace("less 2 GiB for context and libraries", "less 1 GiB for context, without NCCL")
+    return replace(device, usable_bytes=device.memory_bytes - ALONE_BYTES, source=source)
 
 
 CHIPS: Mapping[str, Chip] = Rows(Path(__file__).with_suffix(".toml"), record(Chip))
