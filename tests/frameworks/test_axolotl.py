@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support.in_process_cli import json_of
 
 from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.reading import files
@@ -77,3 +78,23 @@ def test_a_model_that_is_named_and_known_comes_before_another_next_to_the_file(
     assert c.spec.layers == layers
     of_two = [note for note in c.notes if "which the file names" in note]
     assert (len(of_two), said in "".join(of_two)) == (bool(said), True)
+
+
+@pytest.mark.parametrize(
+    ("more", "each"),
+    [
+        ("optimizer: adamw_torch_fused\n", 2 + 2 + 4),
+        ("optimizer: adamw_bnb_8bit\n", 2 + 2 + 2),
+        ("optimizer: adamw_bnb_8bit\nrandom_init: true\n", 2 + 4 + 4 + 2),
+    ],
+)
+def test_a_model_that_is_trained_whole_is_of_the_type_that_it_is_loaded_in(
+    tmp_path: Path, more: str, each: int
+) -> None:
+    """axolotl-ai-cloud/axolotl#602: OpenLLaMA of 3.43 B took 21 GB in a half type with moments in 8 bits: 6 bytes a
+    parameter. #2412: SmolLM2 of 1.7 B, made at random, did not fit 80 GB at 16,384 tokens."""
+    lines = "base_model: meta-llama/Llama-3.2-1B\nmicro_batch_size: 1\nsequence_len: 2048\nbf16: true\n"
+    (tmp_path / "a.yml").write_text(lines + "gradient_checkpointing: true\nflash_attention: true\n" + more)
+    answer = json_of(tmp_path, "predict a.yml --gpus 1 --cluster dgx-a100 --json")
+    parts = answer["state"]["parts"]
+    assert sum(part["bytes_per_parameter"] for part in parts) == pytest.approx(each, rel=0.02)

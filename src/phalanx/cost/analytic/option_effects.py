@@ -31,7 +31,7 @@ from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES, Job, Precision
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.optimizers import Optimizer
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
 
 @dataclass(frozen=True)
@@ -52,24 +52,29 @@ class PerParameter:
         return self.gradient + 2 * (self.master + self.moments) + self.weight * (self.master != self.weight)
 
 
-def per_parameter(p: Precision, optimizer: Optimizer) -> PerParameter:
-    """Return the bytes of a parameter under number types and an optimizer."""
+def per_parameter(p: Precision, optimizer: Optimizer, options: StackOptions = AS_RELEASED) -> PerParameter:
+    """Return the bytes of a parameter under number types and an optimizer. Moments are of the master's type, or of
+    32 bits where `options` name theirs, which count from there."""
     weight, gradient, sent, master = (
         float(DTYPE_BYTES[t]) for t in (p.compute, p.accumulate_dtype, p.reduce_dtype, p.master_dtype)
     )
     moments = len(optimizer.row.others.held(optimizer.first_decay))
-    return PerParameter(
-        weight, gradient, sent * (p.reduce_dtype != p.accumulate_dtype), master, moments * master, sent
-    )
+    named = options.first_moment != "auto" or options.second_moment != "auto"
+    held = moments * (BYTES["auto"] if named else master)
+    return PerParameter(weight, gradient, sent * (p.reduce_dtype != p.accumulate_dtype), master, held, sent)
+
+
+BYTES = {"auto": 4.0, **{f.name: f.bits / 8 for f in NUMBER_FORMATS.values()}}
+"""Bytes of a parameter's state by its type; auto: float32."""
 
 
 MIXED = per_parameter(Precision("bfloat16"), Optimizer())
 
 
-def with_number_types(by: Profile, job: Job) -> Profile:
+def with_number_types(by: Profile, job: Job, options: StackOptions = AS_RELEASED) -> Profile:
     """Return a stack's constants under the number types and the optimizer of a job: every count of bytes shifted by
     its difference from AdamW in mixed precision."""
-    sizes, usual = per_parameter(job.precision, job.optimizer), MIXED
+    sizes, usual = per_parameter(job.precision, job.optimizer, options), MIXED
     if sizes == usual:
         return by
     # A master of the weight's own type is the weight, except at level 3, where the shards are the masters.
@@ -94,8 +99,6 @@ def with_number_types(by: Profile, job: Job) -> Profile:
     )
 
 
-BYTES = {"auto": 4.0, **{f.name: f.bits / 8 for f in NUMBER_FORMATS.values()}}
-"""Bytes of a parameter's state by its type; auto: float32."""
 _GIVEN = ("first_blocks", "most_blocks", "last_blocks", "most_place")
 """Fields of a layout with prescribed blocks."""
 _PARTS = 8
@@ -160,7 +163,7 @@ def constants(stack: str, job: Job, model: Shape, options: StackOptions) -> Prof
     entry = row.options.get("optimizer") if row else None
     if under is not options and row and not (entry and entry.allows(under.optimizer)):
         raise InputError("job.optimizer.name", job.optimizer.name, f"is not in {row.title}", "use adamw")
-    by = with_options(with_number_types(profile(stack), job), model, under)
+    by = with_options(with_number_types(profile(stack), job, under), model, under)
     if under.update != "foreach" or under.second_moment != "auto":
         return by
     return replace(by, update_bytes=by.update_bytes * DTYPE_BYTES[job.precision.master_dtype] / _FOREACH)

@@ -76,7 +76,7 @@ def state_of(model: Shape, layout: LayoutColumns, by: Profile, job: Job, options
     zero = sharding(layout, by.policy)
     shards = int(zero.shards) if zero.state else 1
     frozen, here = bool(options.lora), 1 - options.optimizer_offload
-    sizes = per_parameter(job.precision, job.optimizer)
+    sizes = per_parameter(job.precision, job.optimizer, options)
     apart = job.precision.master_dtype != job.precision.compute
     moments = here * (float(moment_bytes(model, options)) + sizes.moments - MIXED.moments)
     master = here * (BYTES[options.master] + sizes.master * apart - MIXED.master)

@@ -44,6 +44,9 @@ _AXES = {
 }
 """axolotl's names of a ParallelismConfig's sizes (src/axolotl/utils/distributed.py, _get_parallel_config_kwargs), and
 that of context parallelism before 0.12."""
+_LOADED = "the model is loaded in bfloat16, and gradients and the optimizer's state are of it"
+"""axolotl, src/axolotl/utils/config/__init__.py:191 (cfg.torch_dtype), loaders/model.py:611. Under FSDP and DeepSpeed
+the optimizer's weights are of 32 bits, and so are adapters."""
 _OFFLOADED = ("unsloth", "offload", "offload_disk")
 """Recomputation from inputs that are kept on the host (axolotl, src/axolotl/utils/schemas/config.py)."""
 
@@ -276,6 +279,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     trained, unpriced = adapter_options(keys) if axolotl else ({}, "")
     scored, sequences, preferred = preference_options(keys, "", bool(trained)) if axolotl else ({}, 1, ())
     notes, micro = preferred, product(micro, sequences)
+    loaded = axolotl and type_ == "bf16" and not truth(config.get("random_init"))  # which makes it in 32 bits
+    if loaded and stack == "accelerate" and not (fsdp or trained):
+        job["types"] = dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")
+        preferred = (*preferred, _LOADED)
+        notes = preferred
     layout = StatedLayout(
         world=world,
         dp=replicas,
