@@ -103,7 +103,7 @@ def test_units_that_ranks_call_differently_stop(pool: Pool) -> None:
         assert said.startswith("ranks have called different units, and with zero=3"), said
 
 
-@pytest.mark.parametrize("kind", [*listed_module.ORDERS, "two views"])
+@pytest.mark.parametrize("kind", [*listed_module.ORDERS, "two views", "carried"])
 @pytest.mark.parametrize(
     "line", ["zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0", "zero=3,recompute=full"]
 )

@@ -34,23 +34,41 @@ class _Gated(nn.Module):
         return x + torch.tanh(self.a(x)) + (self.b(x) if x.sum() > 0 else 0)
 
 
+class _Carrying(nn.Module):
+    """The first block makes a bias, which all hand on, as T5's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        bias = self.b(x) if bias is None else bias
+        return x + torch.tanh(self.a(x) + bias), bias
+
+
 ORDERS = {"again": (0, 2, 0, 1, 1), "backwards": (2, 1, 0), "in turns": (0, 2, 1)}
 
 
 class Listed(nn.Module):
     """`kind`: "pairs", ModuleLists in a ModuleList; "parts", modules of which only parts are called; "two views",
-    blocks that two views of a batch go through before their product; "routed", a block that the batch chooses; or one
-    of ORDERS, in which blocks are called."""
+    blocks that two views of a batch go through before their product; "routed", a block that the batch chooses;
+    "carried", blocks with a second output; or one of ORDERS, in which blocks are called."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         shared, self.kind = nn.Linear(6, 6), kind
         lists = [nn.ModuleList([nn.Linear(6, 12), nn.Linear(12, 6)]) for _ in range(3)]
         gated = [_Gated() for _ in range(4 if kind == "routed" else 3)]
-        blocks = {"pairs": lists, "parts": [_Pair(shared) for _ in range(3)]}.get(kind, gated)
+        carrying = [_Carrying() for _ in range(3)]
+        blocks = {"carried": carrying, "pairs": lists, "parts": [_Pair(shared) for _ in range(3)]}.get(kind, gated)
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "carried":
+            bias = None
+            for block in self.blocks:
+                x, bias = block(x, bias)
+            return x
         if self.kind not in ("pairs", "parts"):
             chosen = {"routed": (0, 1 + int(x.sum() > 0), 3)}.get(self.kind, (0, 1, 2))
             order = [self.blocks[i] for i in ORDERS.get(self.kind, chosen)]

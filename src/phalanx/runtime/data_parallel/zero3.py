@@ -336,7 +336,8 @@ class ParameterGatherer:
 
     def backward_begins(self, name: str, call: int) -> None:
         """Gather a unit for the backward pass of one of its calls, and start on the unit before it."""
-        self._calls.pop(call, None)
+        if self._calls.pop(call, None) is None:
+            return  # it began by another output; one that it only hands on, as T5's bias, comes when its maker begins
         announce = self._begins()
         if announce is not None:
             announce({name, *(unit for unit, ends in self._calls.values() if any(map(will_run, ends)))})
