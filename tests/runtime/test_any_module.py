@@ -23,7 +23,7 @@ from support import (
     two_modules,
 )
 from support.rank_pool import Pool
-from support.sizes import examples, sampled
+from support.sizes import combined, examples, sampled
 from torch import nn
 
 import phalanx
@@ -103,9 +103,12 @@ def test_units_that_ranks_call_differently_stop(pool: Pool) -> None:
         assert said.startswith("ranks have called different units, and with zero=3"), said
 
 
-@pytest.mark.parametrize("kind", [*listed_module.ORDERS, "two views", "carried"])
 @pytest.mark.parametrize(
-    "line", ["zero=2", "zero=3", "zero=3,reshard=step", "zero=3,prefetch=0", "zero=3,recompute=full"]
+    ("line", "kind"),
+    combined(
+        ["zero=3", "zero=3,prefetch=0", "zero=3,reshard=step", "zero=2", "zero=3,recompute=full"],
+        [*listed_module.ORDERS, "two views", "carried"],
+    ),
 )
 def test_units_are_called_in_any_order(pool: Pool, line: str, kind: str) -> None:
     """A unit that is called again, or out of the order of its list, still has a gradient to come."""
@@ -135,6 +138,16 @@ def test_clipping_that_would_do_nothing_is_said(line: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert len(list(model.parameters())) == 2
+
+
+def test_a_hook_that_gets_gradients_before_their_sum_is_said() -> None:
+    layer = nn.Linear(2, 2)
+    layer.bias.register_post_accumulate_grad_hook(lambda p: None)
+    with pytest.warns(UserWarning, match=r"^bias: a hook on an accumulated gradient .* before any sum"):
+        phalanx.parallelize(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        phalanx.parallelize(nn.Linear(2, 2))
 
 
 def test_parameters_are_frozen_between_steps() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fuzz import evidence
 from support.in_process_cli import text_of
@@ -179,6 +179,7 @@ PLAIN = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(PLAIN, st.sampled_from([3, 4, 5]))
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     assert load(pickle.dumps(value, protocol), "x") == value

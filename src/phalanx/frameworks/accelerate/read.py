@@ -159,6 +159,54 @@ def _trainer(keys: Keys) -> tuple[int | None, int | None, dict[str, Any], dict[s
     return micro, steps, job, options
 
 
+def _sizes(keys: Keys, axolotl: bool) -> dict[str, int | None]:
+    """Return the sizes of the axes of a ParallelismConfig. An axis that it does not name has size 1, but FSDP2 shards
+    over all ranks without one of its own (None)."""
+    axes = {"dp_replicate": "dp", "dp_shard": "shard", "tp": "tp", "cp": "cp", "sp": "ulysses"}
+    result = {}
+    for name, axis in axes.items():
+        at = "parallelism_config"
+        paths = (f"{at}.{at}_{name}_size", f"{at}.{name}_size", *(_AXES.get(name, ()) if axolotl else ()))
+        result[name] = keys.count(paths, f"strategy.{axis}", None if name == "dp_shard" else 1)
+    return result
+
+
+def _by_deepspeed(
+    keys: Keys, engine: Keys, axolotl: bool
+) -> tuple[int | None, dict[str, str | None] | None, int | None, int | None]:
+    """Return the level of ZeRO, what is offloaded, the micro-batch and the accumulation of accelerate's
+    deepspeed_config, or of the file that it names (`engine`)."""
+    at, zero, offload, micro, steps = "deepspeed_config", None, None, None, None
+    keys.take(("deepspeed", f"{at}.deepspeed_config_file"), "file")
+    if f"{at}.deepspeed_config_file" not in keys.understood and not axolotl:
+        zero = zero_level(keys.take(f"{at}.zero_stage", "strategy.zero"))
+        offload = {
+            name: keys.take(f"{at}.offload_{name}_device", f"offload.{name}", "none") or "none"
+            for name in ("optimizer", "param")
+        }
+        steps = keys.count(f"{at}.gradient_accumulation_steps", "accumulation")
+    if engine.config:
+        zero, offload = deepspeed.stage(engine), deepspeed.offloaded(engine)
+        if count(engine.config.get("train_batch_size")):  # the Trainer stops where it is not what it counts
+            engine.take("train_batch_size", "job.global_batch")
+        micro = engine.count("train_micro_batch_size_per_gpu", "strategy.micro_batch")
+        steps = engine.count("gradient_accumulation_steps", "accumulation")
+    return zero, offload, micro, steps
+
+
+def _context(keys: Keys, config: Config, axolotl: bool, cp: int | None) -> dict[str, Any]:
+    """Return the option of how ranks of a context exchange keys and values, where it is not a ring. axolotl takes
+    ring_flash_attn's llama3 for packed sequences (utils/schemas/validation.py, validate_ring_attn_func)."""
+    gathered = False
+    if axolotl and (cp or 1) > 1:
+        packed = truth(config.get("sample_packing"))  # which changes more than this
+        ring = keys.take("ring_attn_func", "options.context", "varlen_llama3" if packed else "batch_ring")
+        gathered = ring == "varlen_llama3"
+    paths = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
+    gathered = keys.take(paths, "options.context") == "allgather" or gathered
+    return {"context": "all_gather"} if gathered else {}
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read accelerate's file, or axolotl's, with DeepSpeed's where it names one."""
     given, tables = config.get("training_arguments"), config.get("deepspeed_json")
@@ -170,27 +218,11 @@ def read(config: Config, world: int | None = None) -> Configuration:
     processes = keys.count("num_processes", "world")
     world = world or processes
     axolotl = "base_model" in config or "micro_batch_size" in config
-    # An axis that ParallelismConfig does not name has size 1, but FSDP2 shards over all ranks without one of its own.
-    sizes = {
-        name: keys.count(
-            (
-                f"parallelism_config.parallelism_config_{name}_size",
-                f"parallelism_config.{name}_size",
-                *(_AXES.get(name, ()) if axolotl else ()),
-            ),
-            f"strategy.{axis}",
-            unnamed,
-        )
-        for name, axis, unnamed in (
-            ("dp_replicate", "dp", 1),
-            ("dp_shard", "shard", None),
-            ("tp", "tp", 1),
-            ("cp", "cp", 1),
-            ("sp", "ulysses", 1),
-        )
-    }
+    sizes = _sizes(keys, axolotl)
     mesh = "parallelism_config" in config or (axolotl and any(n in config for names in _AXES.values() for n in names))
     tp, cp = (sizes["tp"], product(sizes["cp"], sizes["sp"])) if mesh else (None, None)
+
+    # What shards the state.
     zero: int | None = None
     offload: dict[str, str | None] | None = None
     recompute: str | None = None
@@ -201,21 +233,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     fsdp = how == "FSDP" or (not plain and bool(config.get("fsdp_config") or config.get("fsdp")))
     if how == "DEEPSPEED" or (axolotl and config.get("deepspeed")):
         stack = "deepspeed"
-        at = "deepspeed_config"
-        keys.take(("deepspeed", f"{at}.deepspeed_config_file"), "file")
-        if f"{at}.deepspeed_config_file" not in keys.understood and not axolotl:
-            zero = zero_level(keys.take(f"{at}.zero_stage", "strategy.zero"))
-            offload = {
-                name: keys.take(f"{at}.offload_{name}_device", f"offload.{name}", "none") or "none"
-                for name in ("optimizer", "param")
-            }
-            steps = keys.count(f"{at}.gradient_accumulation_steps", "accumulation")
-        if engine.config:
-            zero, offload = deepspeed.stage(engine), deepspeed.offloaded(engine)
-            if count(engine.config.get("train_batch_size")):  # the Trainer stops where it is not what it counts
-                engine.take("train_batch_size", "job.global_batch")
-            micro = engine.count("train_micro_batch_size_per_gpu", "strategy.micro_batch")
-            steps = engine.count("gradient_accumulation_steps", "accumulation")
+        zero, offload, micro, steps = _by_deepspeed(keys, engine, axolotl)
     elif fsdp:
         zero, offload, recompute = sharding(keys)
         units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "") | checkpointed_to_host(keys)
@@ -225,7 +243,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     own_deepspeed = how == "DEEPSPEED" and zero is not None
     if not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO")):
         tp = cp = 1  # only a parallelism_config has other axes
-    # A DeepSpeed file that was not given may state the types.
+
+    # Number types. A DeepSpeed file that was not given may state them.
     elsewhere = {"deepspeed_config.deepspeed_config_file", "deepspeed"} & keys.understood.keys()
     unstated = None if elsewhere or isinstance(config.get("deepspeed"), str) else "fp32"
     named = keys.take(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
@@ -242,6 +261,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         recompute = "full" if again else recompute or ("none" if again is False else None)
     half = deepspeed.precision(engine) if engine.config else None
     type_ = half if half in ("bf16", "fp16") and type_ is None else type_
+
+    # Options of the engine, of a Trainer's arguments, of context parallelism.
     job: dict[str, Any] = {"compute": None if isinstance(config, Partial) else unstated}
     fields: dict[str, Any] = {}
     options: dict[str, Any] = units | attention(keys)
@@ -263,15 +284,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if fsdp and zero:
         options |= reduction(type_)
     options |= on_host(offload) if fsdp else {}
-    gathers = ("parallelism_config.parallelism_config_cp_comm_strategy", "parallelism_config.cp_comm_strategy")
-    # axolotl takes ring_flash_attn's llama3 for packed sequences (src/axolotl/utils/schemas/validation.py,
-    # validate_ring_attn_func), which gathers keys and values.
-    if axolotl and (cp or 1) > 1:
-        packed = truth(config.get("sample_packing"))  # which changes more than this
-        ring = keys.take("ring_attn_func", "options.context", "varlen_llama3" if packed else "batch_ring")
-        options |= {"context": "all_gather"} if ring == "varlen_llama3" else {}
-    if keys.take(gathers, "options.context") == "allgather":
-        options["context"] = "all_gather"
+    options |= _context(keys, config, axolotl, cp)
     replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
     shard = sizes["dp_shard"] if mesh else None
     if shard is None and fsdp and within_node(keys) and (keys.count("num_machines", "strategy.shard") or 1) > 1:

@@ -217,7 +217,7 @@ def canonical(
             changes[name] = FIELDS[name].default
     if s.shards == 1:
         changes |= {"zero": s.zero if options.state_on_host else 0, "shard": None}
-        if options.state_on_host and not s.zero and stack.refusal(replace(s, zero=1), options) is None:
+        if options.state_on_host and not s.level.state and stack.refusal(replace(s, zero=1), options) is None:
             changes["zero"] = 1  # what is on the host is there as shards
     elif s.shard == s.dp or not s.level.state:
         changes["shard"] = None
