@@ -41,7 +41,7 @@ hypothesis.settings.register_profile("phalanx", deadline=None, derandomize=bool(
 hypothesis.settings.load_profile("phalanx")
 
 
-LAST = ("spec", "schedule", "formats", "simulate", "stacks", "validate")
+LAST = ("spec", "schedule", "report", "validate")
 """Folders whose files take little time: at the end two workers (pytest-xdist) are then busy alike."""
 
 
