@@ -286,8 +286,6 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
             new = replace(new, dequantised_bytes=moved, kept_weights=2.0 * (o.base == "gptq"))
         if o.base != "auto":
             new = replace(new, parameter_bytes=weight)  # gathered as they are stored
-        if o.base == "float8":
-            new = replace(new, cast_parameters=1.0)
     if o.reference.startswith("copy"):  # whole below level 3
         more = new.parameter_bytes
         here = 0.0 if o.parameter_offload else more

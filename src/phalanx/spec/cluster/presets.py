@@ -139,9 +139,10 @@ def preset(name: str, nodes: int) -> ClusterSpec:
         remedy = f'a cluster\'s file with preset = "{kind}", {memory} is of its chip, at its bandwidth'
         raise InputError("cluster.preset", name, reason, remedy)
     if known is None:
-        raise InputError(
-            "cluster.preset", name, "is not a cluster that Phalanx knows", nearest(name, [*PRESETS, "local"])
-        )
+        remedy = nearest(name, [*PRESETS, "local"])
+        if remedy.startswith("known"):
+            remedy += "; or describe it in a file, as docs/prediction.md does under Your own cluster"
+        raise InputError("cluster.preset", name, "is not a cluster that Phalanx knows", remedy)
     if nodes < 1:
         raise InputError("cluster.nodes", nodes, "must be at least 1")
     row, tiers = PRESETS[known], []
