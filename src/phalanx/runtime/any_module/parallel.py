@@ -73,7 +73,7 @@ class Parallel(nn.Module):
         self._share = 1 / strategy.dp if average else 1.0
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if hooked := [name for name, p in trained.items() if getattr(p, "_post_accumulate_grad_hooks", None)]:
-            said = "a hook on an accumulated gradient gets one rank's of one micro-batch, before any sum"
+            said = "a hook on an accumulated gradient sees what one rank has of one micro-batch, before any sum"
             warnings.warn(f"{hooked[0]}: {said}: change gradients by the loss, or by model.clip", stacklevel=3)
         compute, master = DTYPES[precision.compute], DTYPES[precision.master_dtype]
         place = comm.mesh.place(comm.world.rank)

@@ -16,7 +16,7 @@ al. 2020, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models"
 """
 
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -99,7 +99,9 @@ class DataParallel:
         self.gathered = None
         if self.sharding.parameters:
             keep = self.sharding.keeps_gathered
-            begins: weakref.WeakMethod[Callable[[Container[str]], None]] = weakref.WeakMethod(self._issue_before)
+            begins: weakref.WeakMethod[Callable[[Callable[[str], bool]], None]] = weakref.WeakMethod(
+                self._issue_before
+            )
             self.gathered = ParameterGatherer(
                 module, units, self.buckets, comm, strategy.prefetch, keep, begins, precision
             )
@@ -315,13 +317,13 @@ class DataParallel:
         while self._next < len(self._now) and self._now[self._next].missing == 0:
             self._issue()
 
-    def _issue_before(self, waiting: Container[str]) -> None:
-        """Issue the buckets that come next and whose units are not `waiting` for a backward pass, as one begins (zero
-        3). Parameters still without a gradient on this rank will get none; other ranks may issue these buckets
+    def _issue_before(self, waits: Callable[[str], bool]) -> None:
+        """Issue the buckets that come next and whose units do not wait for a backward pass, as one begins (zero 3).
+        Parameters still without a gradient on this rank will get none; other ranks may issue these buckets
         earlier, but always before they gather the next unit, like this rank. What units share waits for them all."""
         while self._open and self._next < len(self._now):
             unit = self._now[self._next].bucket.unit
-            if unit == SHARED or unit in waiting:
+            if unit == SHARED or waits(unit):
                 break
             self._issue()
 

@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import Any
 from zlib import crc32
 
@@ -150,8 +150,9 @@ class _Unit:
 
 class ParameterGatherer:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
-    gather once a step and release at its end. `begins`: callback with the units whose backward passes are still to
-    come, as one begins, before anything is gathered for it. `precision` determines which are gathered in 8 bits."""
+    gather once a step and release at its end. `begins`: callback as a unit's backward pass begins, before anything is
+    gathered for it; its argument says of a unit whether it has a backward pass under way or still to come.
+    `precision` determines which units are gathered in 8 bits."""
 
     def __init__(
         self,
@@ -161,7 +162,7 @@ class ParameterGatherer:
         comm: Comm,
         prefetch: int,
         keep: bool,
-        begins: weakref.WeakMethod[Callable[[Container[str]], None]],
+        begins: weakref.WeakMethod[Callable[[Callable[[str], bool]], None]],
         precision: Precision,
     ) -> None:
         self.comm, self.prefetch, self.keep, self._begins = comm, prefetch, keep, begins
@@ -204,8 +205,8 @@ class ParameterGatherer:
                     unit.flat, unit.memory, unit.parameters, partial(self._arrived, weakref.ref(self), unit.flat.name)
                 )
         self._micro_batch: int | None = None
-        # Calls of units whose backward passes have not begun, by number: the unit, and what ends its forward pass.
-        self._calls: dict[int, tuple[str, list[Node]]] = {}
+        # Of each unit the calls whose backward passes have not begun, by number: what ends their forward passes.
+        self._calls: dict[str, dict[int, list[Node]]] = {name: {} for name in self.order}
         self._numbers = count()
         self.called = 0
         """A sum over all calls so far, which is equal on ranks that called the same units in the same order."""
@@ -332,15 +333,15 @@ class ParameterGatherer:
         outputs = [t for t in tree_leaves(out) if isinstance(t, Tensor) and t.requires_grad]
         for tensor in outputs:
             tensor.register_hook(begins)
-        self._calls[call] = (name, [t.grad_fn for t in outputs if t.grad_fn is not None])
+        self._calls[name][call] = [t.grad_fn for t in outputs if t.grad_fn is not None]
 
     def backward_begins(self, name: str, call: int) -> None:
         """Gather a unit for the backward pass of one of its calls, and start on the unit before it."""
-        if self._calls.pop(call, None) is None:
+        if self._calls[name].pop(call, None) is None:
             return  # it began by another output; one that it only hands on, as T5's bias, comes when its maker begins
         announce = self._begins()
         if announce is not None:
-            announce({name, *(unit for unit, ends in self._calls.values() if any(map(will_run, ends)))})
+            announce(lambda unit: unit == name or any(map(will_run, chain(*self._calls.get(unit, {}).values()))))
         self.need(name, "B")
         before = self.order.index(name) - 1
         if self.prefetch and before >= 0:
@@ -356,7 +357,8 @@ class ParameterGatherer:
         for unit in self.units.values():
             self._arrive(unit)
             self._release(unit)
-        self._calls.clear()
+        for calls in self._calls.values():
+            calls.clear()
         self._micro_batch = None
 
     @torch.no_grad()
