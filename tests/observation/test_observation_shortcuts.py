@@ -31,6 +31,7 @@ from phalanx.observation.observe import observe
 from phalanx.observation.program import pipelines
 from phalanx.observation.program.processes import Processes
 from phalanx.observation.rank_classes import END, SECOND_MICRO_BATCH, WANTED_STEP
+from phalanx.observation.recorder.repetition import Log
 from phalanx.observation.recorder.summary import _kept
 from phalanx.observation.request import ObservationRequest
 from phalanx.observation.steady_state import SteadyState
@@ -304,6 +305,19 @@ def test_of_steady_micro_batches_the_first_and_the_last_are_executed() -> None:
             if step.batches[chunk].executed:
                 step._steady.add(("F", 0), pipelines._Pass.__new__(pipelines._Pass))
         assert [chunk for chunk, batch in step.batches.items() if batch.executed] == executed
+
+
+def test_micro_batches_that_free_a_temporary_at_other_moments_are_not_the_same() -> None:
+    """Their peaks differ. Results die when the schedule lets them go, wherever that is."""
+
+    def record(*entries: tuple[str, str, int]) -> pipelines._Pass:
+        return pipelines._Pass(Log(0, "F", [*entries]), (), (), None, {}, False, frozenset({("F", 1)}), True)
+
+    operation, of_temporary, of_result = ("birth", "F", 2), ("death", "F", 0), ("death", "F", 1)
+    early, late = record(of_temporary, operation), record(operation, of_temporary)
+    assert early.same(record(of_temporary, of_result, operation))
+    assert not early.same(late)
+    assert early.matches(late)
 
 
 def test_a_rank_that_others_wait_for_goes_on_to_its_next_place() -> None:
