@@ -402,6 +402,7 @@ def test_another_layout_reads_the_checkpoint(here: Path) -> None:
     trace = json.loads((here / "runs" / "moved" / "trace.json").read_text())
     assert trace["otherData"]["step"] == 33  # of the run that went on
     assert metrics[-1]["loss"] < metrics[0]["loss"] - 1
+    assert json.loads((here / "runs" / "moved" / "plan.json").read_text())["choices"]["bucket"] is None
 
 
 @pytest.mark.usefixtures("whole")

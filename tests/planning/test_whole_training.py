@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.in_process_cli import json_of, phalanx
 
 import phalanx as library
-from phalanx.answers.search.whole_training import cheapest
+from phalanx.answers.search.whole_training import cheapest, require_in_time
+from phalanx.planning.budget import Goal
+from phalanx.planning.training_cost import TrainingLosses, training_cost
+from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.spec import Strategy
 
 _MEGATRON = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 8 --micro-batch-size 1 "
@@ -109,3 +116,24 @@ def test_the_cheapest_offer_meets_the_deadline_and_where_none_does_the_fastest_i
     ]
     for deadline, name in ((None, "few"), (9.0, "few"), (6.0, "some"), (2.0, "many"), (1.0, "many")):
         assert cheapest(offered, "money", deadline)[0] == name  # type: ignore[arg-type]
+
+
+@given(dp=st.integers(1, 64), wanted=st.floats(0.02, 0.99), share=st.sampled_from([1.0, 0.9, 0.5]))
+@settings(max_examples=60)
+def test_the_gpus_that_would_meet_a_deadline_do_and_a_replica_less_would_not(
+    dp: int, wanted: float, share: float
+) -> None:
+    """Two GPUs a replica, and as much is lost of each step on any number of them."""
+    lost = TrainingLosses(share, 0.0, 0.0, 1 - share, 0.0, 0.0, 0.0, 3600.0, 0)
+    goal, pricing = Goal(1e9, 2 * dp), SimpleNamespace(job=SimpleNamespace(global_batch=64, seq=4096))
+
+    def days(replicas: int) -> float:
+        return training_cost(goal, 64 * 4096, 30.0 * dp / replicas, lost).days
+
+    deadline = days(dp) * wanted
+    with pytest.raises(InputError, match="GPUs would do") as error:
+        require_in_time(goal, pricing, Strategy(dp=dp, tp=2), 30.0, deadline, lambda *_: lost)  # type: ignore[arg-type]
+    (named,) = re.findall(r"about ([\d,]+) GPUs would do", str(error.value))
+    replicas = int(named.replace(",", "")) // 2
+    assert days(replicas) <= deadline < days(replicas - 1) * (1 + 1e-9)
+    require_in_time(goal, pricing, Strategy(dp=replicas, tp=2), 30.0 * dp / replicas, deadline, lambda *_: lost)  # type: ignore[arg-type]
