@@ -22,6 +22,7 @@ from support.in_process_cli import error_of, phalanx
 from support.lab_hosts import Hosts, shaped
 from torch.utils.flop_counter import FlopCounterMode
 
+from phalanx.answers.machine import measure as machine_measure
 from phalanx.cost.collectives import measured as collective
 from phalanx.cost.collectives.critical_path import costs
 from phalanx.cost.step.predict import predict
@@ -39,6 +40,7 @@ from phalanx.report.measured.measure import picture, plot, rates, title
 from phalanx.report.pictures.figure import Lines
 from phalanx.report.pictures.files import svg
 from phalanx.runtime.comm.p2p import tiers
+from phalanx.runtime.process import environment
 from phalanx.schedule.layout import Layout
 from phalanx.spec.cluster import presets as clusters
 from phalanx.spec.cluster.collective_choice import pick
@@ -512,6 +514,18 @@ def test_a_file_that_does_not_exist(tmp_path: Path) -> None:
 )
 def test_mistakes_are_said_before_anything_is_measured(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     assert phalanx(tmp_path, "measure", *words) == (2, "", f"error: {said}\n")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_a_launcher_the_first_rank_shows_the_cluster_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    measured = None if rank else fitted_cluster.laptop(2)
+    monkeypatch.setattr(environment, "external_world", lambda: environment.World(rank, 2, rank, 2))
+    monkeypatch.setattr(machine_measure, "measure_ranks", lambda *_: measured)
+    code, out, err = phalanx(tmp_path, "measure --json")
+    assert (code, bool(out), "wrote cluster.toml" in err) == (0, not rank, not rank)
+    assert [p.name for p in tmp_path.glob("*.toml")] == ([] if rank else ["cluster.toml"])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 7])
