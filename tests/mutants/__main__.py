@@ -118,7 +118,7 @@ def examined(mutant: Mutant, whole: Path, free: Queue[Path]) -> tuple[str, int]:
 def tests_of(copy: Path, file: Path, line: int) -> list[str]:
     """Return the tests for a line: those that reach it, or what is above it in a statement, the quick ones first;
     then the others of their files, which see what a fixture or a cache made for one. Ranks and forked runs are not
-    traced: for what no test reaches, all tests of the room are run."""
+    traced: for what no test reaches, all tests of the room are run, or of the commands where it has none."""
     data = CoverageData(copy / ".coverage")
     data.read()
     by_line = data.contexts_by_lineno(str(file))
@@ -126,7 +126,9 @@ def tests_of(copy: Path, file: Path, line: int) -> list[str]:
     reaching = {name.rpartition("|")[0] for name in by_line.get(nearest, ()) if name}
     passed = (case for case in ElementTree.parse(copy / "took.xml").iter("testcase") if not len(case))
     took = {f"{case.get('file')}::{case.get('name')}": float(case.get("time", 0)) for case in passed}
-    files = {name.partition("::")[0] for name in reaching} or {f"tests/{file.relative_to(copy).parts[2]}/"}
+    room = file.relative_to(copy).parts[2]
+    of_room = f"tests/{room if (copy / 'tests' / room).is_dir() else 'cli'}/"
+    files = {name.partition("::")[0] for name in reaching} or {of_room}
     able = (name for name in took if name.startswith(tuple(files)))
     return sorted(able, key=lambda name: (name not in reaching, took[name]))
 
