@@ -112,7 +112,7 @@ COMPARED = "compare tp=8,zero=1 tp=4,zero=1 --model llama3-8b --cluster dgx-h100
 SERVED = (
     "serve plan --model llama3-8b --cluster dgx-h100 --gpus 1 --input 500 --output 50 --concurrency 2 --layout tp=1"
 )
-LASTING = "goodput" + ASK.removeprefix("predict") + " --days 10 --trials 20"
+LASTING = "simulate goodput" + ASK.removeprefix("predict") + " --days 10 --trials 20"
 
 
 @pytest.mark.parametrize(

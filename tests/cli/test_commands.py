@@ -195,7 +195,7 @@ def test_a_sweep_of_nothing_is_refused(here: Path, monkeypatch: pytest.MonkeyPat
         assert err.startswith(said)
 
 
-_NEED_TORCH = ("train job", "train sweep", "generate", "weights import", "weights export")
+_NEED_TORCH = ("train job", "train sweep", "generate", "runs import", "runs export")
 _NEED_TORCH += ("verify", "observe", "parity", "measure machine", "serve verify")
 
 
@@ -209,7 +209,7 @@ def test_what_needs_torch_says_so_before_it_begins(
     (tmp_path / "job.toml").write_text(JOB)
     words = {
         "generate": "job.toml --prompt a",
-        "weights export": "job.toml --out x",
+        "runs export": "job.toml --out x",
         "serve verify": "--model gpt2",
     }.get(command, "job.toml")
     said = error_of(tmp_path, *command.split(), *([] if command == "measure machine" else words.split()))
@@ -318,7 +318,7 @@ def test_a_run_whose_only_checkpoint_is_damaged_says_so(here: Path, tmp_path: Pa
     why = "holds no intact checkpoint: that of step 30 is damaged (rank-00001.safetensors is missing)"
     for words in (
         ("generate", "runs/whole"),
-        ("weights", "export", "runs/whole", "--out", "hf"),
+        ("runs", "export", "runs/whole", "--out", "hf"),
         ("train", "--resume"),
         ("train", "job.toml", "--resume", "--set", "train.name=whole"),
     ):
@@ -538,7 +538,7 @@ WRONG = [
     (("predict", "--attention", "flash3"), "--attention: no such option; write --options attention=flash3"),
     (("simulate", *_STEP, "--jitter", "2%", "--seed", "-1"), "--seed = -1: must be from 0 to 2^63 - 1"),
     (("simulate", *_STEP, "--lengths", "lognormal:500,1.2", "--seed", "-1"), "--seed = -1: must be from 0"),
-    (("goodput", *_STEP, "--days", "3", "--seed", "-1"), "--seed = -1: must be from 0"),
+    (("simulate", "goodput", *_STEP, "--days", "3", "--seed", "-1"), "--seed = -1: must be from 0"),
     (("predict", "--fp8"), "--fp8: no such option; write --precision fp8"),
     (("trian",), "command = 'trian': no such command; did you mean train?"),
     (("pipeline", "show", "1f1b", "--ranks", "x"), "--ranks = 'x': should be a valid integer"),
@@ -548,7 +548,7 @@ WRONG = [
     ),
     (("pipeline", "show", "1f1b", "--ranks", "1,02"), "--ranks = '1,02': should be a valid integer, such as"),
     (("generate", "runs/job", "--tokens"), "--tokens: requires an argument"),
-    (("presets", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),
+    (("tables", "models", "llama3-8b", "gpt2"), "unexpected extra argument"),
     (("cluster", "simulate", "jobs.csv", "--cluster", "2x8"), "--trace: is missing; write --trace jobs.csv"),
     (("serve", "memory", "llama3-70b"), "--model: is missing; write --model llama3-70b"),
     (("serve", "plan", "llama3-70b"), "'llama3-70b' is the value of no option, and this takes options alone; see"),
@@ -699,7 +699,7 @@ def test_every_command_that_answers_has_json() -> None:
         return [] if any("--json" in p.opts for p in command.params) else [name]
 
     # Two commands that write files, a page, and the server for agents.
-    assert sorted(missing(typer.main.get_command(app), "")) == ["mcp", "pipeline csv", "report run", "ui"]
+    assert sorted(missing(typer.main.get_command(app), "")) == ["mcp", "pipeline csv", "runs report", "ui"]
 
 
 def test_more_ranks_than_gpus_are_refused_unless_they_share_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -731,9 +731,9 @@ def test_the_cluster_of_a_file_is_shown_as_a_preset_is(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(
         'preset = "pcie-a10"\nnodes = 2\nranks_per_node = 2\ngb_per_s = { ethernet = 1.25 }\n'
     )
-    shown = text_of(tmp_path, "presets", "clusters", "mine.toml")
+    shown = text_of(tmp_path, "tables", "clusters", "mine.toml")
     assert "ethernet, 1.25 shared" in shown
     assert "as the cluster's file says" in shown
     assert "--nodes = 3: is said by mine.toml; leave it out" in error_of(
-        tmp_path, "presets", "clusters", "mine.toml", "--nodes", "3"
+        tmp_path, "tables", "clusters", "mine.toml", "--nodes", "3"
     )

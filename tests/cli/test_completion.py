@@ -24,7 +24,7 @@ def _completed(line: str, word: int) -> list[str]:
         ("phalanx plan --model llama3-7", ["llama3-70b"]),
         ("phalanx predict --cluster dgx-h1", ["dgx-h100"]),
         ("phalanx predict --stack megatron-core-d", ["megatron-core-dropout"]),
-        ("phalanx doc", ["doctor"]),
+        ("phalanx mea", ["measure"]),
     ],
 )
 def test_names_that_ship_are_completed(line: str, expected: list[str]) -> None:

@@ -43,7 +43,7 @@ def test_measuring_and_training(tmp_path: Path, ranks: int, monkeypatch: pytest.
         ("tables", "comm", "plan.json"),
         ("verify", "job.toml", "--strategy", in_one, *sets),
         ("collectives", "table", "--cluster", "local", "--ranks", str(ranks), "--bytes", "1000"),
-        ("mesh", "--strategy", in_one),
+        ("tables", "mesh", "--strategy", in_one),
     ):
         text_of(here, *command)
     code, _, err = in_process(here, "lint plan.json")

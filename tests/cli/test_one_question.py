@@ -398,7 +398,7 @@ def test_a_model_is_a_preset_a_config_its_folder_or_toml(tmp_path: Path) -> None
     (tmp_path / "sizes.toml").write_text(_SIZES)
     (tmp_path / "llama3-8b").mkdir()
     (tmp_path / "wrong.toml").write_text("[model]\nhiden = 64\n")
-    shown = {name: json_of(tmp_path, "presets", "models", name, "--json") for name in ("m.toml", "sizes.toml")}
+    shown = {name: json_of(tmp_path, "tables", "models", name, "--json") for name in ("m.toml", "sizes.toml")}
     assert shown["m.toml"]["parameters"] == shown["sizes.toml"]["parameters"]
     words = ("--cluster", "dgx-h100", "--gpus", "8", "--batch", "8", "--seq", "256", "--strategy", "tp=2")
     for name in ("m.toml", "llama3-8b"):

@@ -72,6 +72,15 @@ def test_a_wrong_name_is_told_from_what_there_is() -> None:
     assert (done.returncode, done.stderr) == (2, "error: command = 'trian': no such command; did you mean train?\n")
 
 
-@pytest.mark.parametrize(("word", "meant"), [("serve-plan", "serve plan"), ("place", "cluster place")])
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("serve-plan", "serve plan"),
+        ("place", "cluster place"),
+        ("goodput", "simulate goodput"),
+        ("report", "runs report"),
+        ("doctor", "check machine"),
+    ],
+)
 def test_a_command_of_a_group_is_found_by_its_name_alone(tmp_path: Path, word: str, meant: str) -> None:
     assert meant in error_of(tmp_path, word, "x")

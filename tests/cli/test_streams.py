@@ -55,7 +55,7 @@ def test_what_an_encoding_lacks_is_a_question_mark(tmp_path: Path, encoding: str
     content = json.loads((tmp_path / "plan.json").read_text())
     content["cluster"]["name"] = "a\N{RIGHTWARDS ARROW}b"  # a text, which rich does not draw itself
     (tmp_path / "plan.json").write_text(json.dumps(content))
-    words = "mesh plan.json"
+    words = "tables mesh plan.json"
     whole = _shell(tmp_path, words, PYTHONIOENCODING="utf-8").stdout.decode()
     done = _shell(tmp_path, words, PYTHONIOENCODING=encoding)
     assert (done.returncode, done.stderr.count(b"Traceback"), b"a?b" in done.stdout) == (0, 0, True)
@@ -63,7 +63,7 @@ def test_what_an_encoding_lacks_is_a_question_mark(tmp_path: Path, encoding: str
     assert re.findall(r"[\w.,]+", done.stdout.decode(encoding)) == re.findall(r"[\w.,]+", whole)
 
 
-@pytest.mark.parametrize("words", ["--help", "plan --help", "presets models", "presets models --json"])
+@pytest.mark.parametrize("words", ["--help", "plan --help", "tables models", "tables models --json"])
 def test_a_full_disk_behind_stdout_is_one_line(tmp_path: Path, words: str) -> None:
     done = _shell(tmp_path, f"{words} >/dev/full")
     assert (done.returncode, done.stderr) == (1, b"error: no space left on device\n")
@@ -75,7 +75,12 @@ def test_escapes_of_names_reach_neither_pipe_nor_terminal(tmp_path: Path) -> Non
     content = json.loads((tmp_path / "plan.json").read_text())
     content["cluster"]["name"] = content["cluster"]["tiers"][0]["name"] = "\x1b[8mhidden\x1b[2J\r"
     (tmp_path / "plan.json").write_text(json.dumps(content))
-    for words in ("explain plan.json", "predict plan.json", "mesh plan.json", "export plan.json --to torchtitan"):
+    for words in (
+        "explain plan.json",
+        "predict plan.json",
+        "tables mesh plan.json",
+        "export plan.json --to torchtitan",
+    ):
         piped = _shell(tmp_path, words)
         assert b"\x1b" not in piped.stdout + piped.stderr, words
         assert b"\r" not in piped.stdout

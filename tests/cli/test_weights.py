@@ -98,7 +98,7 @@ def test_damage_is_named_in_one_line_before_anything_is_written(  # type: ignore
 ) -> None:
     monkeypatch.chdir(tmp_path)
     damage(save(tmp_path / "hf", theirs("llama"), lambda t: t))
-    found = CliRunner().invoke(app, ["weights", "import", "hf"])
+    found = CliRunner().invoke(app, ["runs", "import", "hf"])
     assert found.exit_code == 2, found.output
     assert words in found.output
     assert found.output.startswith("error: model.config = " if damage is no_config else "error: HF_DIR = ")
@@ -116,7 +116,7 @@ def test_an_import_moves_nothing_away_before_it_has_succeeded(  # type: ignore[n
 
     def refused(words: str, source: str, name: str) -> None:
         before = sorted(tmp_path.rglob("*"))
-        found = CliRunner().invoke(app, ["weights", "import", source, "--name", name])
+        found = CliRunner().invoke(app, ["runs", "import", source, "--name", name])
         assert (found.exit_code, words in found.output) == (2, True), found.output
         locks = {p for p in tmp_path.rglob("*.lock")}
         assert set(tmp_path.rglob("*")) - locks == set(before) - locks
@@ -137,7 +137,7 @@ def test_an_import_moves_nothing_away_before_it_has_succeeded(  # type: ignore[n
     with monkeypatch.context() as patch:
         patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**4))
         refused("the disk has 9.77 KiB free", "hf", "hf")
-    assert CliRunner().invoke(app, ["weights", "import", "hf"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "import", "hf"]).exit_code == 0
     assert len(list(Path("runs").glob("hf.*/model.safetensors"))) == 1
     assert Path("runs/hf/model.json").exists()
 
@@ -147,22 +147,22 @@ def test_an_export_overwrites_nothing_loses_nothing_and_says_all(  # type: ignor
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = save(tmp_path / "hf", theirs("llama"), lambda t: t | {"model.norm.weight": torch.full((32,), 1e5)})
-    assert CliRunner().invoke(app, ["weights", "import", "hf"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "import", "hf"]).exit_code == 0
 
     def refused(words: str, *more: str) -> None:
-        found = CliRunner().invoke(app, ["weights", "export", "runs/hf", "--out", *more])
+        found = CliRunner().invoke(app, ["runs", "export", "runs/hf", "--out", *more])
         assert (found.exit_code, words in found.output) == (2, True), found.output
         assert not [p for p in tmp_path.iterdir() if "writing" in p.name]
 
     refused("exists and is not empty", "hf")
     Path("file").touch(0o777)
     refused("error: --out = 'file/out': nothing can be written to", "file/out")
-    assert "exporting" not in CliRunner().invoke(app, ["weights", "export", "runs/hf", "--out", "file/out"]).output
-    found = CliRunner().invoke(app, ["weights", "export", "hf", "--out", "out"])
-    assert "RUN = 'hf': is not a run; phalanx weights import makes one from Hugging Face weights" in found.output
+    assert "exporting" not in CliRunner().invoke(app, ["runs", "export", "runs/hf", "--out", "file/out"]).output
+    found = CliRunner().invoke(app, ["runs", "export", "hf", "--out", "out"])
+    assert "RUN = 'hf': is not a run; phalanx runs import makes one from Hugging Face weights" in found.output
     save(tmp_path / "half", folder, lambda t: {name: value.bfloat16() for name, value in t.items()})
-    assert CliRunner().invoke(app, ["weights", "import", "half"]).exit_code == 0
-    found = CliRunner().invoke(app, ["weights", "export", "runs/half", "--out", "out", "--dtype", "float16"])
+    assert CliRunner().invoke(app, ["runs", "import", "half"]).exit_code == 0
+    found = CliRunner().invoke(app, ["runs", "export", "runs/half", "--out", "out", "--dtype", "float16"])
     assert "has 99840, which overflows" in found.output  # 10^5 in bfloat16
     refused("has 100000, which overflows", "out", "--dtype", "float16")
     refused("is not a type for weights", "out", "--dtype", "int8")

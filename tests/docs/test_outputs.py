@@ -17,7 +17,7 @@ from support.forked_cli import phalanx as forked
 from support.in_process_cli import phalanx
 
 ROOT = Path(__file__).parents[2]
-_ELSEWHERE = ("train", "parity", "report", "weights", "validate", "observe", "ui")
+_ELSEWHERE = ("train", "parity", "runs", "validate", "observe", "ui")
 """Commands that train or measure, or run for minutes or until they are stopped: other tests hold what they do."""
 _MEASURED = (
     "--device cuda",

@@ -202,7 +202,7 @@ def test_a_link_in_a_runs_folder_is_replaced_by_its_page(tmp_path: Path, planned
     (tmp_path / "plan.json").write_text(json.dumps(planned))
     (tmp_path / "metrics.jsonl").write_bytes(listings.METRICS)
     (tmp_path / "report.html").symlink_to(tmp_path / "mine")
-    text_of(tmp_path, "report .")
+    text_of(tmp_path, "runs report .")
     assert (tmp_path / "mine").read_text() == "kept"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
 

@@ -110,7 +110,9 @@ def test_questions_have_the_same_keys(tmp_path: Path) -> None:
         assert set(found["expense"]) == keys
     assert compared["expense"]["money"] == pytest.approx(p.expense.money)
     assert planned["expense"]["money"] == pytest.approx(p.expense.money * planned["step_time_s"] / p.step_time_s)
-    code, out, _ = command(tmp_path, "goodput", *_LINE, "--strategy", line, "--days=3", "--trials=5", "--json")
+    code, out, _ = command(
+        tmp_path, "simulate", "goodput", *_LINE, "--strategy", line, "--days=3", "--trials=5", "--json"
+    )
     assert code == 0
     assert set(json.loads(out)["expense"]) == keys
 

@@ -1,4 +1,4 @@
-"""`phalanx mesh`: drawn meshes in every order, their groups and tiers, and the command."""
+"""`phalanx tables mesh`: drawn meshes in every order, their groups and tiers, and the command."""
 
 from __future__ import annotations
 
@@ -85,17 +85,17 @@ def test_ranges_join_runs():
 
 def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
     line = ("--strategy", "tp=8,pp=2,dp=4,zero=1", "--json")
-    code, out, _ = phalanx(tmp_path, "mesh", *line, "--rank", "37")
+    code, out, _ = phalanx(tmp_path, "tables mesh", *line, "--rank", "37")
     answer = json.loads(out)
     assert code == 0
     assert (answer["node"], answer["gpu"]) == ("node4", 5)
     assert answer["coordinates"] == {"pp": 1, "dp_shard": 0, "tp": 5}
     assert answer["groups"]["tp"] == {"ranks": list(range(32, 40)), "links": "nvlink"}
     assert answer["groups"]["pp"] == {"ranks": [5, 37], "links": "infiniband"}
-    rows = json.loads(phalanx(tmp_path, "mesh groups", *line, "--axis", "dp")[1])
+    rows = json.loads(phalanx(tmp_path, "tables mesh groups", *line, "--axis", "dp")[1])
     assert rows["axis"] == "dp"
     assert rows["groups"][0]["ranks"] == [0, 8, 16, 24]
-    assert len(json.loads(phalanx(tmp_path, "mesh", *line)[1])["nodes"]) == 8
+    assert len(json.loads(phalanx(tmp_path, "tables mesh", *line)[1])["nodes"]) == 8
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_command_answers_for_a_rank_and_for_an_axis(tmp_path):
     ],
 )
 def test_wrong_input_is_one_line(tmp_path, words, what):
-    err = error_of(tmp_path, "mesh", *words)
+    err = error_of(tmp_path, "tables mesh", *words)
     assert what in err
     assert err.count("\n") == 1
 
@@ -122,7 +122,7 @@ def test_axis_names_leave_out_axes_of_one_rank():
 
 def test_a_model_gives_stages_their_layers_and_ties_their_ends(tmp_path):
     """embed groups only of a tied embedding; every block on one stage, in the order of the model."""
-    words = "mesh --strategy tp=2,pp=4,virtual=2,schedule=interleaved,dp=2 --json --model"
+    words = "tables mesh --strategy tp=2,pp=4,virtual=2,schedule=interleaved,dp=2 --json --model"
     found = json.loads(phalanx(tmp_path, f"{words} llama-65b")[1])
     assert "embed" not in {row["axis"] for row in found["axes"]}
     assert [stage["pp"] for stage in found["stages"]] == [0, 1, 2, 3]
@@ -143,7 +143,7 @@ def test_a_job_file_has_the_groups_of_its_strategy_on_its_cluster(tmp_path, clus
     sizes = "vocab = 512\nhidden = 64\nlayers = 2\nheads = 2\nffn = 128\nmax_seq = 64\n"
     job = "[job]\nglobal_batch = 8\nseq = 64\n[strategy]\ndp = 4\ntp = 2\n"
     (tmp_path / "job.toml").write_text(f'[model]\nfamily = "llama"\n{sizes}{job}{cluster}')
-    stated = json.loads(phalanx(tmp_path, "mesh job.toml --json")[1])
-    named = json.loads(phalanx(tmp_path, "mesh --strategy dp=4,tp=2 --json")[1])
+    stated = json.loads(phalanx(tmp_path, "tables mesh job.toml --json")[1])
+    named = json.loads(phalanx(tmp_path, "tables mesh --strategy dp=4,tp=2 --json")[1])
     assert [node["ranks"] for node in stated["nodes"]] == [node["ranks"] for node in named["nodes"]]
     assert {name for row in stated["axes"] for name in row["tiers"]} == {links}

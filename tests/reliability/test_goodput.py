@@ -70,11 +70,15 @@ def test_tokens_and_days_ask_the_same() -> None:
 def test_what_does_not_fit_is_said_before_its_tokens(tmp_path: Path) -> None:
     """Of every answer about a step, and of none that fits."""
     line = _LINE.replace("tp=8,zero=1", "dp=64").split()
-    for words in (["goodput", *line, "--days", "30"], ["simulate", *line, "--slow", "3:1.2"], ["predict", *line]):
+    for words in (
+        ["simulate", "goodput", *line, "--days", "30"],
+        ["simulate", *line, "--slow", "3:1.2"],
+        ["predict", *line],
+    ):
         first = phalanx(tmp_path, *words)[1].splitlines()[0]
         assert first.startswith("does not fit: the fullest rank needs "), words
         assert first.endswith(" of 77.6 GiB; the figures below assume enough memory")
-    assert "does not fit" not in phalanx(tmp_path, "goodput", *_LINE.split(), "--days", "30")[1]
+    assert "does not fit" not in phalanx(tmp_path, "simulate", "goodput", *_LINE.split(), "--days", "30")[1]
     assert _ask().question.overfull == ""
 
 
@@ -475,14 +479,14 @@ def test_what_is_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, options: str, words: str) -> None:
-    code, _, stderr = phalanx(tmp_path, f"goodput {_LINE} {options}")
+    code, _, stderr = phalanx(tmp_path, f"simulate goodput {_LINE} {options}")
     assert code == 2
     assert len(stderr.strip().splitlines()) == 1
     assert re.search(words, stderr), stderr
 
 
 def test_assertions_and_json(tmp_path: Path) -> None:
-    line = f"goodput {_LINE} --days 30 --json --assert"
+    line = f"simulate goodput {_LINE} --days 30 --json --assert"
     code, stdout, stderr = phalanx(tmp_path, line, "effective>90%, days<31")
     assert code == 0, stderr
     assert json.loads(stdout)["interruptions"] > 0

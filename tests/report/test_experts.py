@@ -1,4 +1,4 @@
-"""`phalanx report experts`: a run's balance over time, from its metrics."""
+"""`phalanx runs experts`: a run's balance over time, from its metrics."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_stretches_add_up_and_are_even() -> None:
 
 def test_it_is_shown(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", [row(1, [8, 0], [4, 4]), row(2, [8, 0], [6, 2])], half='{"step": 3, "exp')
-    shown = text_of(tmp_path, "report experts", str(folder))
+    shown = text_of(tmp_path, "runs experts", str(folder))
     assert "block 0" in shown
     assert "2.00" in shown
-    told = json.loads(phalanx(tmp_path, "report experts", str(folder), "--json")[1])
+    told = json.loads(phalanx(tmp_path, "runs experts", str(folder), "--json")[1])
     assert told["stretches"][1]["busiest"] == {"0": 2.0, "1": 1.5}
-    assert phalanx(tmp_path, "report experts", str(folder), "--save", "e.svg")[0] == 0
+    assert phalanx(tmp_path, "runs experts", str(folder), "--save", "e.svg")[0] == 0
     drawn = (tmp_path / "e.svg").read_text()
     assert "1.50 x the mean" in drawn
     assert "expert 1" in drawn
@@ -53,7 +53,7 @@ def test_it_is_shown(tmp_path: Path) -> None:
 def test_what_has_no_experts_is_refused_in_a_line(tmp_path: Path) -> None:
     dense = write(tmp_path / "dense", [{"step": 1, "loss": 2.0}])
     for folder, reason in ((dense, "its metrics hold nothing about experts"), (tmp_path / "none", "has no metrics")):
-        said = error_of(tmp_path, "report experts", str(folder))
+        said = error_of(tmp_path, "runs experts", str(folder))
         assert reason in said
         assert "Traceback" not in said
 

@@ -28,13 +28,13 @@ COMMANDS = {
     f"tables comm {JOB} --strategy tp=2,zero=1": ("sent_bytes", "exposed_s"),
     "collectives table --ranks 16 --cluster dgx-h100 --bytes 1MB": (),
     "pipeline show 1f1b gpipe --ranks 4 --micro-batches 8": ("bubble_fraction", "bubble_overhead"),
-    "presets clusters dgx-h100": (),
-    f"goodput {JOB} --strategy tp=2,zero=1 --days 3 --trials 20": (),
+    "tables clusters dgx-h100": (),
+    f"simulate goodput {JOB} --strategy tp=2,zero=1 --days 3 --trials 20": (),
     "predict t.sh --cluster dgx-h100": ("step_time_s", "memory_bytes"),
     "plan --from t.sh --cluster dgx-h100 --out p.json": ("step_time_s",),
 }
 """And fields of the answer whose numbers are shown."""
-PAGES = ("predict", "lint", "tables memory", "presets clusters")
+PAGES = ("predict", "lint", "tables memory", "tables clusters")
 """Commands whose pages have no charts with figures of their own."""
 _UNITS = {"TiB": 2.0**40, "GiB": 2.0**30, "MiB": 2.0**20, "KiB": 2.0**10, "s": 1.0, "ms": 1e-3, "µs": 1e-6, "%": 0.01}
 _UNITS |= {"TFLOP/s": 1e12, "GB/s": 1e9}

@@ -98,7 +98,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     (run / "trace.json").write_text(json.dumps({"traceEvents": spans}))
     (run / "recorded.json").write_text(json.dumps({"step_time_s": 2.0, "memory_bytes": 2**30, "timeline": None}))
-    assert phalanx(folder, "report runs/one")[0] == 0
+    assert phalanx(folder, "runs report runs/one")[0] == 0
     for name in ("memory", "comm"):
         assert phalanx(folder, "tables", name, "--params", "7B", "--save", f"{name}.html")[0] == 0
     small = ("--model", "gpt2", *QUESTION[2:4], "--gpus", "2,4", "--batch", "8", "--seq", "64")
@@ -229,9 +229,9 @@ def test_of_a_thousand_ranks_each_stage_is_drawn_and_who_is_slow_is_named() -> N
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("report", "runs/none"), "is not a folder of a run; name one"),
-        (("report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
-        (("report", "runs/one", "--out", "no/where.html"), "make its folder first"),
+        (("runs", "report", "runs/none"), "is not a folder of a run; name one"),
+        (("runs", "report", "runs/broken"), "line 1 of metrics.jsonl is of no run of this version"),
+        (("runs", "report", "runs/one", "--out", "no/where.html"), "make its folder first"),
         (("plan", *QUESTION, "--save", "no/where.html"), "make its folder first"),
     ],
 )

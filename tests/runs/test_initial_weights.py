@@ -39,9 +39,9 @@ def test_there_and_back_to_the_bit(  # type: ignore[no-untyped-def]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = theirs(family, dtype, shard)
-    found = CliRunner().invoke(app, ["weights", "import", str(folder), "--json"])
+    found = CliRunner().invoke(app, ["runs", "import", str(folder), "--json"])
     assert found.exit_code == 0, found.output
-    command = ["weights", "export", f"runs/{family}", "--out", "out", "--shard-size", shard, "--json"]
+    command = ["runs", "export", f"runs/{family}", "--out", "out", "--shard-size", shard, "--json"]
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
     before, after = tensors(folder), tensors(tmp_path / "out")
@@ -64,12 +64,12 @@ def test_an_imported_model_writes_the_text_that_transformers_writes(  # type: ig
     monkeypatch.chdir(tmp_path)
     folder = save(tmp_path / "hf", theirs("llama"), lambda t: t)
     words = tokenizer(folder / "tokenizer.json")
-    assert CliRunner().invoke(app, ["weights", "import", "hf"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "import", "hf"]).exit_code == 0
     command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "8"]
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
     assert CliRunner().invoke(app, ["generate", "hf", *command[2:]]).output == found.output  # as it is
-    assert CliRunner().invoke(app, ["weights", "export", "runs/hf", "--out", "out"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "export", "runs/hf", "--out", "out"]).exit_code == 0
     reader = AutoTokenizer.from_pretrained("out")
     model = AutoModelForCausalLM.from_pretrained("out").eval()
     ids = model.generate(**reader("w5 w6", return_tensors="pt"), max_new_tokens=8, do_sample=False, eos_token_id=None)
@@ -107,7 +107,7 @@ def test_so_does_one_with_experts(  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)
     folder = save(tmp_path / "hf", theirs(family), lambda t: t)
     words = tokenizer(folder / "tokenizer.json")
-    assert CliRunner().invoke(app, ["weights", "import", "hf"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "import", "hf"]).exit_code == 0
     command = ["generate", "runs/hf", "--prompt", "w5 w6", "--temperature", "0", "--tokens", "20"]
     found = CliRunner().invoke(app, command)
     assert found.exit_code == 0, found.output
@@ -124,13 +124,13 @@ def test_what_bends_gradients_alone_is_no_other_model(  # type: ignore[no-untype
     """How experts are balanced: an export needs not say it, and weights need not have learned it."""
     monkeypatch.chdir(tmp_path)
     folder = save(tmp_path / "hf", theirs("mixtral"), lambda t: t)
-    assert CliRunner().invoke(app, ["weights", "import", "hf"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "import", "hf"]).exit_code == 0
     about = json.loads(Path("runs/hf/model.json").read_text())
 
     def exported(out: str, **fields: float) -> str:
         changed = about["model"] | {"experts": about["model"]["experts"] | fields}
         Path("runs/hf/model.json").write_text(json.dumps({**about, "model": changed}))
-        return CliRunner().invoke(app, ["weights", "export", "runs/hf", "--out", out]).output
+        return CliRunner().invoke(app, ["runs", "export", "runs/hf", "--out", out]).output
 
     exported("out", balance_loss=0.5, z_loss=0.1)
     assert tensors(tmp_path / "out").keys() == tensors(folder).keys()
@@ -160,7 +160,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
     (folder / "tokenizer_config.json").write_text(json.dumps(about))
     (folder / "chat_template.jinja").write_text("{{ messages }}")
     Path("text.txt").write_text(" ".join(f"w{i * 7 % 97}" for i in range(900)))
-    assert CliRunner().invoke(app, ["weights", "import", "hf"]).exit_code == 0
+    assert CliRunner().invoke(app, ["runs", "import", "hf"]).exit_code == 0
     tables = 'model.config = "hf/config.json"\njob = { global_batch = 2, seq = 8 }\nstrategy = "dp=1"\n'
     Path("job.toml").write_text(f'{tables}train = {{ data = "text.txt", weights = "hf", steps = 9 }}\n')
 
@@ -178,7 +178,7 @@ def test_a_run_takes_the_tokenizer_of_its_weights_and_gives_back_what_lay_beside
 
     def exported(run: str) -> dict[str, str]:
         out = tmp_path / f"{run}-out"
-        found = CliRunner().invoke(app, ["weights", "export", f"runs/{run}", "--out", str(out)])
+        found = CliRunner().invoke(app, ["runs", "export", f"runs/{run}", "--out", str(out)])
         assert found.exit_code == 0, found.output
         return {p.name: p.read_text() for p in out.iterdir() if p.suffix != ".safetensors"}
 

@@ -127,7 +127,7 @@ def test_a_hostile_checkpoint_is_refused(here: Path, kind: str) -> None:
     _spoiled(here, kind)
     commands = [["generate", "runs/hostile", "--prompt", "the"]]
     if kind in THOROUGHLY:
-        commands.append(["weights", "export", "runs/hostile", "--out", "exported"])
+        commands.append(["runs", "export", "runs/hostile", "--out", "exported"])
         commands.append(words("other", "--set", "train.weights=runs/hostile", "--set", "train.steps=1"))
     if kind in THOROUGHLY and kind not in BY_RANKS:
         commands.append(words("hostile", "--resume", "--set", "train.steps=4"))

@@ -141,13 +141,13 @@ def test_a_group_in_a_cube_mesh_has_the_links_that_join_it() -> None:
 
 
 def test_the_table_of_clusters() -> None:
-    shown = CliRunner().invoke(app, ["presets", "clusters"])
+    shown = CliRunner().invoke(app, ["tables", "clusters"])
     assert shown.exit_code == 0
     assert [name for name in PRESETS if f" {name} " not in shown.output] == []
-    one = CliRunner().invoke(app, ["presets", "clusters", "gb200-nvl72"]).output
+    one = CliRunner().invoke(app, ["tables", "clusters", "gb200-nvl72"]).output
     assert "half of the headline figure" in one
     found = json.loads(
-        CliRunner().invoke(app, ["presets", "clusters", "sites-h100", "--nodes", "20", "--json"]).stdout
+        CliRunner().invoke(app, ["tables", "clusters", "sites-h100", "--nodes", "20", "--json"]).stdout
     )
     assert [t["ranks"] for t in found[0]["tiers"]] == [8, 128, 160]
     for words, arguments in (
@@ -155,7 +155,7 @@ def test_the_table_of_clusters() -> None:
         ("cluster.nodes = 0: must be at least 1", ["dgx-h100", "--nodes", "0"]),
         ("cluster.nodes = -1: must be at least 1", ["--nodes", "-1"]),
     ):
-        found = CliRunner().invoke(app, ["presets", "clusters", *arguments])
+        found = CliRunner().invoke(app, ["tables", "clusters", *arguments])
         assert (found.exit_code, words in found.output) == (2, True), found.output
 
 

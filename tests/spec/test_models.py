@@ -210,23 +210,23 @@ def test_what_no_module_computes_is_refused_in_a_dense_model_too(field: dict[str
 
 
 def test_models_are_shown(tmp_path: Path) -> None:
-    shown = _phalanx("presets", "models").stdout
+    shown = _phalanx("tables", "models").stdout
     assert all(name in shown for name in PRESETS)
-    assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("presets", "models", "deepseek-v3").stdout
-    drawn = _phalanx("presets", "models", "Qwen/Qwen3-Next-80B-A3B").stdout
+    assert "671,026,404,352 parameters, 37,552,282,624 of them" in _phalanx("tables", "models", "deepseek-v3").stdout
+    drawn = _phalanx("tables", "models", "Qwen/Qwen3-Next-80B-A3B").stdout
     assert "A  36 x gated delta net + experts\nB  12 x attention + experts\n" + "AAAB" * 12 + "\n" in drawn
-    assert "x attention + mlp, no positions" in _phalanx("presets", "models", "HuggingFaceTB/SmolLM3-3B").stdout
-    assert "\n32 x attention + mlp\n" in _phalanx("presets", "models", "llama3-8b").stdout
+    assert "x attention + mlp, no positions" in _phalanx("tables", "models", "HuggingFaceTB/SmolLM3-3B").stdout
+    assert "\n32 x attention + mlp\n" in _phalanx("tables", "models", "llama3-8b").stdout
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"model_type": "gpt2", "vocab_size": 7, "n_embd": 4, "n_layer": 1, "n_head": 2}))
-    found = json.loads(_phalanx("presets", "models", str(config), "--json").stdout)
+    found = json.loads(_phalanx("tables", "models", str(config), "--json").stdout)
     assert found["parameters"] == found["active"] == sum(found["roles"].values())
     assert found["roles"]["embedding"] == 28
-    assert json.loads(_phalanx("presets", "models", str(tmp_path), "--json").stdout) == found
+    assert json.loads(_phalanx("tables", "models", str(tmp_path), "--json").stdout) == found
     (tmp_path / "empty").mkdir()
-    wrong = _phalanx("presets", "models", str(tmp_path / "empty"))
+    wrong = _phalanx("tables", "models", str(tmp_path / "empty"))
     assert (wrong.exit_code, "empty/config.json': no such file" in wrong.stderr) == (2, True)
-    wrong = _phalanx("presets", "models", "deepseek-v4")
+    wrong = _phalanx("tables", "models", "deepseek-v4")
     assert (wrong.exit_code, wrong.stderr.count("\n")) == (2, 1)
 
 
@@ -322,7 +322,7 @@ def test_a_name_of_two_tables_is_suggested_once() -> None:
 
 def test_every_model_that_is_known_is_listed(tmp_path: Path) -> None:
     """Presets in a table, published ones by organisation; each name that is listed is taken."""
-    table, _, rest = phalanx(tmp_path, "presets models")[1].partition("more by their Hugging Face names")
+    table, _, rest = phalanx(tmp_path, "tables models")[1].partition("more by their Hugging Face names")
     assert [row.split()[0] for row in table.splitlines()[3:] if row.strip()][: len(PRESETS)] == list(PRESETS)
     lines = (line.strip().partition(": ") for line in rest.splitlines()[1:] if line.strip())
     listed = [f"{organisation}/{name}" for organisation, _, names in lines for name in names.split(", ")]
@@ -335,7 +335,7 @@ def test_every_model_that_is_known_is_listed(tmp_path: Path) -> None:
     [("mixtral-8x7b", "in all 6.4 times the parameters for 1.8 times the FLOPs"), ("llama3-8b", "")],
 )
 def test_what_experts_give_for_their_compute_is_said(tmp_path: Path, name: str, said: str) -> None:
-    out = phalanx(tmp_path, f"presets models {name}")[1]
+    out = phalanx(tmp_path, f"tables models {name}")[1]
     assert ("experts: 8 times one expert's parameters for 2 times its FLOPs" in out) == bool(said)
     assert said in " ".join(out.split())
 

@@ -69,13 +69,13 @@ _PLOTS = (
     (("tables", "roofline"), "H100: 295"),
     (("tables", "roofline", "--params", "7B"), "infiniband: 19,788"),
     (("learn", "tree"), "Serving, not training?"),
-    (("presets", "clusters"), "TB/s of one GPU"),
-    (("presets", "clusters", "dgx-h100"), "bisection 6.4 TB/s"),
+    (("tables", "clusters"), "TB/s of one GPU"),
+    (("tables", "clusters", "dgx-h100"), "bisection 6.4 TB/s"),
     (("collectives", "show", "ring"), "round 6 of 6"),
     (("collectives", "show", "pairwise", "--op", "all_to_all"), "round 3 of 3"),
     (("collectives", "table", "--ranks", "64"), "rabenseifner from here"),
     (("pipeline", "show", "gpipe", "1f1b"), "bubble 27.3% of the step"),
-    (("mesh", "--strategy", "tp=8,dp=2", "--cluster", "dgx-h100"), "node1"),
+    (("tables", "mesh", "--strategy", "tp=8,dp=2", "--cluster", "dgx-h100"), "node1"),
 )
 
 

@@ -106,7 +106,7 @@ def test_g3_activations_of_gpt3(tmp_path):
     ids=["G28", "G23"],
 )
 def test_g23_g28_parameters(tmp_path, model, parameters, active):
-    found = json.loads(phalanx(tmp_path, "presets models", model, "--json")[1])
+    found = json.loads(phalanx(tmp_path, "tables models", model, "--json")[1])
     assert (found["parameters"], found["active"]) == (parameters, active)
 
 

@@ -98,7 +98,7 @@ def test_the_stack_names_commands_that_exist(tmp_path: Path) -> None:
     rows = {item.y for item in boxes}
     said = [item for item in panel.items if isinstance(item, Label) and not item.strong]
     assert len(rows) == len(said) == len(boxes) / 2 > 5
-    commands = "\n".join(phalanx(tmp_path, *words, "--help")[1] for words in ((), ("tables",), ("presets",)))
+    commands = "\n".join(phalanx(tmp_path, *words, "--help")[1] for words in ((), ("tables",), ("runs",)))
     for word in (word for label in said for word in label.text.split(", ")):
         assert re.search(rf"^\W*{word} ", commands, re.MULTILINE), word
 

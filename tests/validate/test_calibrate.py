@@ -175,7 +175,7 @@ def test_the_file_changes_every_price_and_is_said(tmp_path: Path) -> None:
     out, run = tmp_path / "mine.toml", CliRunner()
     steps = tmp_path / "steps.csv"
     steps.write_text('step,measured\n"tp=8,zero=1",6.5s\n"tp=4",5.0\n')
-    told = run.invoke(app, _asked("calibrate", str(steps), "--out", str(out), "--json"))
+    told = run.invoke(app, _asked("measure", "steps", str(steps), "--out", str(out), "--json"))
     assert told.exit_code == 0, told.output
     factors = json.loads(told.stdout)["factors"]
     assert factors["products"] > 1.05

@@ -174,7 +174,7 @@ def decide(
     """Price a job's strategy, or search for one if it is "auto", and return the plan. Raises InputError.
 
     `world`: the ranks that torchrun or srun started, if any; `tokens`: the digest of the training text;
-    `calibration`: a file that `phalanx calibrate` wrote for runs of our own runtime.
+    `calibration`: a file that `phalanx measure steps` wrote for runs of our own runtime.
     """
     by = None if calibration is None else _own_factors(calibration)
     strategy, size = file.strategy, world.size if world else None

@@ -123,10 +123,22 @@ def _inside(option: str, value: str | None, options: Collection[str]) -> str:
     return f"write {home} {word}={stated}" if home else ""
 
 
+_SYNONYMS = {
+    "doctor": "check machine",
+    "calibrate": "measure steps",
+    "presets": "tables models` or `phalanx tables clusters",
+    "weights": "runs import` or `phalanx runs export",
+}
+"""Words that a user may try -> the command that does it."""
+
+
 def _new_place(word: str, context: Any) -> str:
-    """Return the whole command for a word that is in a group, such as `place` or `serve-plan`; "" for other words."""
+    """Return the whole command for a synonym, or a word that is in a group, such as `place` or `serve-plan`; "" for
+    other words."""
     if context is None or context.parent is not None:
         return ""
+    if word in _SYNONYMS:
+        return f"{context.command_path} {_SYNONYMS[word]}"
     group, _, own = word.partition("-")
     for name in context.command.list_commands(context):
         commands = getattr(context.command.commands[name], "commands", {})

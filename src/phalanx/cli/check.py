@@ -1,4 +1,4 @@
-"""`phalanx check`: named questions in a phalanx.toml, with assertions about their answers.
+"""`phalanx check`: this machine, or named questions in a phalanx.toml with assertions about their answers.
 
     [checks.llama-70b-fits]
     ask = "predict train.sbatch --cluster dgx-h100"
@@ -20,11 +20,12 @@ from typing import Any
 import typer
 
 from phalanx.cli.command import command
+from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed
 from phalanx.cli.terminal import FAILED, announce, print_json
 
 _ASKED = (
-    *("predict", "plan", "explain", "verify", "compare", "simulate", "goodput", "serve plan"),
+    *("predict", "plan", "explain", "verify", "compare", "simulate", "serve plan"),
     *("lint", "read"),
 )
 """Commands that compute an answer and run no program of the user's."""
@@ -33,7 +34,7 @@ _LARGEST = 2**20  # bytes of a file
 
 
 @command
-def check(output: Printed, file: Path = Path("phalanx.toml"), only: list[str] | None = None) -> None:
+def of_answers(output: Printed, file: Path = Path("phalanx.toml"), only: list[str] | None = None) -> None:
     """Ask the questions of a file and check the answers; exit code 1 if an assertion fails or a question has no
     answer.
 
@@ -122,3 +123,21 @@ def _run_line(words: list[str], folder: Path) -> tuple[int, list[str]]:
         os.chdir(before)
     lines = [line for line in said.getvalue().splitlines() if line.startswith(("failed:", "error:"))]
     return code, lines or [f"exit code {code} of phalanx {shlex.join(words)}"]
+
+
+@command
+def of_machine(output: Printed) -> None:
+    """Say what this machine has, what is missing and how to get it; exit code 1 if something needed is missing."""
+    from phalanx.answers.machine.inventory import look_around
+
+    machine = look_around()
+    output.show(machine, failed=not machine.good)
+
+
+check = forms(
+    "Ask the questions of a file and check the answers, or say what this machine has and what is missing.",
+    lambda _: "answers",
+    default="answers",
+    answers=of_answers,
+    machine=of_machine,
+)

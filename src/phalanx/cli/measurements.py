@@ -1,4 +1,4 @@
-"""`phalanx measure`, `calibrate`, `diagnose`, `validate` and `doctor`: what this machine and its runs say."""
+"""`phalanx measure`, `diagnose` and `validate`: what this machine and its runs say."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _OF_ALL = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "op
 
 
 @command
-def calibrate(steps: list[str], query: Annotated[Query, _OF_ALL], output: Saved, out: Path | None = None) -> None:
+def of_steps(steps: list[str], query: Annotated[Query, _OF_ALL], output: Saved, out: Path | None = None) -> None:
     """Fit a few factors to steps that you measured on your machines, and predict with them from then on.
 
     The factors multiply the seconds of products, attention, memory-bound work, links inside and between nodes, and
@@ -189,23 +189,15 @@ def of_goodput(output: Printed, goodput: Path | None = None) -> None:
     output.show(import_module("phalanx.reliability.validation").goodput_scores(goodput))  # a vertical: named
 
 
-@command
-def doctor(output: Printed) -> None:
-    """Say what this machine has, what is missing and how to get it; exit code 1 if something needed is missing."""
-    from phalanx.answers.machine.doctor import look_around
-
-    machine = look_around()
-    output.show(machine, failed=not machine.good)
-
-
 _FILES = ("goodput", "kernels", "collectives")
 """Forms of `validate` that an option with their own rows names."""
 measure = forms(
-    "Measure kernel rates, links and collectives of this machine, or under torchrun of all hosts.",
+    "Measure kernels, links and collectives of this machine or, under torchrun, all hosts; read what was measured.",
     lambda _: "machine",
     default="machine",
     machine=of_machine,
     nccl_tests=of_nccl_tests,
+    steps=of_steps,
 )
 validate = forms(
     "Predict every published run that is fully specified, and show how far off the predictions are.",

@@ -1,8 +1,8 @@
-"""`phalanx mesh`: which rank is where, and over which links each of its groups talks.
+"""`phalanx tables mesh`: which rank is where, and over which links each of its groups talks.
 
-phalanx mesh --strategy tp=8,pp=2,dp=2 --cluster dgx-h100    all ranks, node by node
-phalanx mesh groups plan.json --axis ep                      all groups of an axis
-phalanx mesh plan.json --rank 37                             one rank's place and groups
+phalanx tables mesh --strategy tp=8,pp=2,dp=2 --cluster dgx-h100    all ranks, node by node
+phalanx tables mesh groups plan.json --axis ep                      all groups of an axis
+phalanx tables mesh plan.json --rank 37                             one rank's place and groups
 """
 
 from pathlib import Path

@@ -35,7 +35,7 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --strategy LINE: Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the other GPUs. Of
     a search with --model: fields to keep: tp=8,pp=*.
 --model NAME|FILE: Model: a preset, a config.json or TOML.
---cluster NAME|FILE.toml: Cluster: of `phalanx presets clusters`, a chip (h100) or a TOML file.
+--cluster NAME|FILE.toml: Cluster: of `phalanx tables clusters`, a chip (h100) or a TOML file.
 --gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.
 --seq: Tokens of a sequence: 8192 or 8k.
@@ -44,7 +44,7 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --options LINE: Options of the stack, such as first_moment=bfloat16,loss_as_layer=1 (docs/stacks.md lists them).
 --where CONDITIONS: Conditions on the strategies, such as 'tp<=8, zero=1, schedule in (1f1b, interleaved)', and
     options of the stack, such as 'first_moment=bfloat16'.
---calibration FILE.toml: Factors of your own machines, as `phalanx calibrate` wrote them.
+--calibration FILE.toml: Factors of your own machines, by `phalanx measure steps`.
 --params 25M: Number of parameters, for tables that need no model's shape.
 run RUN: A run's folder, such as runs/quickstart.
 --rates LINE: Your own price of a GPU-hour, provider (specialised, hyperscaler, marketplace), watts of a GPU with

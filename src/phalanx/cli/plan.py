@@ -70,8 +70,8 @@ def plan_model(
     --lengths SOURCE+WAY: Lengths of documents, as phalanx predict takes them, such as lognormal:1200,1.1+packed: the
         fastest candidates are weighed by the tokens that they train.
     --goodput: Take failures, restarts and saves into the days (docs/goodput.md): a layout that loses less may win.
-    --conditions LINE: What --goodput assumes, by the options of phalanx goodput, such as 'restart=job, storage=nas,
-        spares=4, elastic'.
+    --conditions LINE: What --goodput assumes, by the options of phalanx simulate goodput, such as 'restart=job,
+        storage=nas, spares=4, elastic'.
     --more: Show all tables: the best, each family, the rejected ones, and the whole Pareto front of time and memory,
         up to 1.5 times the shortest step.
     """

@@ -1,4 +1,4 @@
-"""`phalanx train`, `generate`, `report` and `weights`: training, and the uses of its runs."""
+"""`phalanx train`, `generate` and `runs`: training, and the uses of its runs."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def of_experts(run: Path, output: Saved) -> None:
 
 @command
 def import_weights(output: Printed, source: Path, name: str = "") -> None:
-    """Import Hugging Face weights as a run, for `generate`, `weights export` and train.weights.
+    """Import Hugging Face weights as a run, for `generate`, `runs export` and train.weights.
 
     source HF_DIR: Folder with a config.json and safetensors files.
     --name: Name of the run; by default that of the folder.
@@ -284,14 +284,10 @@ train = forms(
     job=of_job,
     sweep=sweep,
 )
-report = forms(
-    "Write a run's report as one HTML file, or show the load of its experts.",
-    lambda _: "run",
-    run=of_run,
+runs = forms(
+    "Write a run's report or its experts' load; import Hugging Face weights as a run, or export a run's.",
+    report=of_run,
     experts=of_experts,
-)
-weights = forms(
-    "Import Hugging Face weights as a run, or export a checkpoint for transformers.",
     import_=import_weights,
     export=export_weights,
 )

@@ -1,4 +1,4 @@
-"""`phalanx predict`, `explain`, `simulate`, `lint` and `compare`: a strategy's price, its reasons and mistakes."""
+"""`phalanx predict`, `explain`, `simulate step`, `lint`, `compare`: a strategy's price, its reasons and mistakes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def explain(query: StepQuery, output: Annotated[Display, "json", "save", "assert
 
 
 @command
-def simulate(
+def simulate_step(
     query: StepQuery,
     output: Annotated[Display, "json", "save", "assertions"],
     slow: str = "",

@@ -1,9 +1,11 @@
-"""`phalanx tables`: the tables of a textbook, for any model, cluster and strategy, or for a number of parameters."""
+"""`phalanx tables`: the tables of a textbook, for any model, cluster and strategy, or for a number of parameters; the
+mesh; and what can be named: the models and clusters that ship."""
 
 from phalanx.cli.command import command
 from phalanx.cli.forms import forms, given
+from phalanx.cli.mesh import mesh
 from phalanx.cli.options import StepQuery
-from phalanx.cli.output import Saved
+from phalanx.cli.output import Printed, Saved
 
 OPTIONS = """
 policy --bytes-per-parameter: Bytes of state per parameter: 16 (weight 2, gradient 2, master and moments 12), 12, 18
@@ -135,8 +137,31 @@ def scaling_of_params(params: str, tokens: str, output: Saved, rate: float = 150
     output.show(training_days(params, tokens, rate, gpus), subject="scaling")
 
 
+@command
+def models(output: Printed, name: str | None = None) -> None:
+    """List the model presets, or show one model's shape and parameters.
+
+    name NAME|PATH: Show this model alone: a preset, a config.json, its folder, or TOML.
+    """
+    from phalanx.answers import presets
+
+    output.show(presets.models() if name is None else presets.model(name))
+
+
+@command
+def clusters(output: Saved, name: str | None = None, nodes: int | None = None) -> None:
+    """List the cluster presets: devices, dense FLOP/s, bandwidth of links in one direction.
+
+    name NAME|FILE.toml: Show this preset alone, or the cluster of a file, with its sources.
+    --nodes: Number of nodes of a preset; default 32.
+    """
+    from phalanx.answers import presets
+
+    output.show(presets.clusters(name, nodes))
+
+
 tables = forms(
-    "Tabulate memory, communication, rooflines or scaling.",
+    "Tabulate memory, communication, rooflines, scaling or the mesh; list the models and clusters that ship.",
     memory=forms(
         "Memory of state and activations.",
         lambda words: (
@@ -176,4 +201,7 @@ tables = forms(
         model=scaling_of_model,
         params=scaling_of_params,
     ),
+    mesh=mesh,
+    models=models,
+    clusters=clusters,
 )

@@ -71,7 +71,7 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
         require_plausible(cluster)
         return lambda gpus: _with_gpus(cluster, gpus)
     if name == "local":
-        remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx presets clusters lists"
+        remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx tables clusters lists"
         raise InputError("cluster", name, "is this machine: the rates of its devices are not published", remedy)
     node = preset(name, 1).ranks_per_node
 

@@ -1,5 +1,5 @@
 """How much of a training's time is work, and what that makes of days, money, energy and carbon: the question of
-`goodput`."""
+`simulate goodput`."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace

@@ -1,11 +1,13 @@
-"""`phalanx goodput`: a training with its failures."""
+"""`phalanx simulate`: a step with slow ranks, and a training with its failures."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from phalanx.cli.command import Stated, command
+from phalanx.cli.forms import forms
 from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Display, show_notes
+from phalanx.cli.strategies import simulate_step
 
 
 @dataclass(frozen=True)
@@ -83,3 +85,11 @@ def goodput(
         count = budget.tokens(tokens, model)
         show_notes(question.notes)
     output.show(answer(query, days=days, tokens=count, given=given, trials=trials, seed=seed))
+
+
+simulate = forms(
+    "Simulate a step with slow ranks and links: who waits for whom; or a whole training with failures.",
+    lambda _: "step",
+    step=simulate_step,
+    goodput=goodput,
+)

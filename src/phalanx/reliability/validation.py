@@ -227,7 +227,7 @@ def _trained(row: Row, gpus: int, said: list[str]) -> TrainingJob:
 
 
 def _counts(row: Row) -> FailureCounts:
-    """Return the preset that `goodput` would use for a row's hardware, if not counted on the row's own job."""
+    """Return the preset that `simulate goodput` uses for a row's hardware, if not counted on the row's own job."""
     job = re.sub(r"[^a-z0-9]", "", (row["job"] + row["model"]).lower())
     return presets.failures_for(
         row["hardware"], lambda r: bool(r.family) and (r.family == row.family or r.family in job)

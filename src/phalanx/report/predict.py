@@ -88,7 +88,7 @@ def _on_hosts(q: Premises) -> Iterator[str]:
 def figures(p: Prediction) -> Sheet:
     """Tabulate the main figures: step time, throughput, MFU, HFU, memory and compression."""
     q = p.question
-    note = "the whole training: without failures and saves (phalanx goodput)" if p.training else ""
+    note = "the whole training: without failures and saves (phalanx simulate goodput)" if p.training else ""
     title = f"{q.about} on {q.gpus} ranks of {q.cluster}: {p.strategy}"
     return Sheet(title, columns(" | predicted | how it came about"), list(_figures(p)), note)
 

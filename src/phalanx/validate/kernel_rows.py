@@ -151,7 +151,7 @@ def _refusals(cells: Mapping[str, npt.NDArray[Any]]) -> Iterator[tuple[int, str,
         return ((at, column, wanted) for at in np.flatnonzero(bad).tolist())
 
     known = [name for name in np.unique(cells["gpu"]) if chip_of(str(name)) in CHIPS]
-    yield from where(~np.isin(cells["gpu"], known), "gpu", "a chip that Phalanx knows (phalanx presets clusters)")
+    yield from where(~np.isin(cells["gpu"], known), "gpu", "a chip that Phalanx knows (phalanx tables clusters)")
     yield from where(~np.isin(cells["kind"], list(_KINDS)), "kind", f"one of {', '.join(_KINDS)}")
     yield from where(~(cells["time_us"] > 0), "time_us", "microseconds above 0")
     for name, (kind, needed) in _KINDS.items():

@@ -52,7 +52,7 @@ CHECKS: Any = {
     "checks": {
         "fits": {"ask": f"predict {ASKED}", "assert": "memory<75GiB, step<20s, fits"},
         "clean": {"ask": "lint fsdp.yaml --gpus 16"},
-        "days": {"ask": f"goodput {ASKED} --days 3 --trials 20", "assert": "days<4"},
+        "days": {"ask": f"simulate goodput {ASKED} --days 3 --trials 20", "assert": "days<4"},
     }
 }
 _MIB = 2**20

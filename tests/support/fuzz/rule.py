@@ -22,7 +22,7 @@ MEMORY = 2 * 2**30
 """Bytes that a case may allocate."""
 _FIELD = re.compile(r"error: [^\s:=].{0,130}?( = .{1,90}?)?: \S.*", re.DOTALL)
 _MAY_FAIL = (
-    *("lint", "verify", "pipeline", "collectives", "parity", "train", "generate", "weights", "compare"),
+    *("lint", "verify", "pipeline", "collectives", "parity", "train", "generate", "runs", "compare"),
     *("check", "diagnose", "observe"),
 )
 _SIGNED = re.compile(

@@ -36,7 +36,7 @@ def train(folder: Path) -> None:
     (folder / "local.toml").write_text(JOB)
     for words in (
         ("train", "local.toml", "--set", "train.name=job", "--set", f"train.steps={STEPS}"),
-        ("weights", "export", "runs/job", "--out", "hf"),
+        ("runs", "export", "runs/job", "--out", "hf"),
     ):
         code, _, err = phalanx(folder, *words)
         assert code == 0, err
@@ -54,15 +54,15 @@ def of(folder: Path) -> Run | None:
 _GENERATE = "generate {} --prompt the --tokens 2"
 CHECKPOINT_READERS = (
     _GENERATE.format("runs/job"),
-    "weights export runs/job --out x",
+    "runs export runs/job --out x",
     f"train --resume --set {_GO_ON} --json",
     f"train local.toml --resume --set train.name=job --set {_GO_ON} --strategy tp=2,sp=1",
 )
 """Commands that read runs/job."""
 WEIGHTS_READERS = (
     _GENERATE.format("hf"),
-    "weights import hf --name imported --json",
-    "presets models hf/config.json --json",
+    "runs import hf --name imported --json",
+    "tables models hf/config.json --json",
     "train local.toml --set train.weights=hf --set train.steps=4 --json",
 )
 """Commands that read hf."""

@@ -1,4 +1,4 @@
-"""Factors fitted to a few measured steps of a user's own machines: what `phalanx calibrate` answers.
+"""Factors fitted to a few measured steps of a user's own machines: what `phalanx measure steps` answers.
 
 A step is a configuration, or a line of a strategy, with its measured seconds or the log that has them. The factors
 are kept in a file that every command takes with --calibration.

@@ -52,7 +52,7 @@ class Query:
     job: Job | None = None
     """Optimizer and clipping, where they are not the defaults; the fields above override its batch, length, types."""
     calibration: Path | None = None
-    """A file of `phalanx calibrate`: factors of the cluster's seconds, from measured steps."""
+    """A file of `phalanx measure steps`: factors of the cluster's seconds, from measured steps."""
     changes: tuple[str, ...] = ()
     """Fields of the model that differ from its source, such as model.max_seq=32768."""
     files: tuple[Path, ...] = ()

@@ -1,4 +1,4 @@
-"""Hugging Face weights into a run's folder, and back: `phalanx weights import` and `phalanx weights export`.
+"""Hugging Face weights into a run's folder, and back: `phalanx runs import` and `phalanx runs export`.
 
 runs/NAME/model.json                 the ModelSpec, where a trained run has plan.json
 runs/NAME/checkpoint/step-00000000   the parameters, in the type they were stored in

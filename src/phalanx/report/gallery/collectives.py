@@ -125,7 +125,7 @@ def message_cost() -> Picture:
                 ticks=(("1 KiB", 0), ("32 KiB", 5), ("1 MiB", 10), ("32 MiB", 15)),
             ),
         ),
-        "`phalanx presets clusters` (bandwidths of datasheets in one direction, latencies estimated), n* as `phalanx "
+        "`phalanx tables clusters` (bandwidths of datasheets in one direction, latencies estimated), n* as `phalanx "
         "collectives table` prints it",
         "At the dot latency and bytes cost the same; messages far smaller waste the link.",
     )

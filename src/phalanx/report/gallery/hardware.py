@@ -127,7 +127,7 @@ def staircase(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     return Picture(
         f"Staircase of bandwidth on {spec.name}: each tier that a group leaves costs a step",
         (panel,),
-        "`phalanx presets clusters` (datasheets) and the fitted model of NCCL that `phalanx tables comm` prices with",
+        "`phalanx tables clusters` (datasheets) and the fitted model of NCCL that `phalanx tables comm` prices with",
         "busbw counts 2 n (P-1)/P bytes of a rank. Above the datasheet: switches that reduce, and ranks of a node "
         "which use their network ports side by side. Small buffers wait for latency.",
     )
@@ -192,8 +192,7 @@ def bandwidths() -> Picture:
     return Picture(
         "Bandwidths of all presets",
         tuple(panels),
-        "`phalanx presets clusters`: datasheets and published descriptions; sources by `phalanx presets "
-        "clusters NAME`",
+        "`phalanx tables clusters`: datasheets and published descriptions; sources by `phalanx tables clusters NAME`",
         "Where the ranks of a node share a port, each has its part of it.",
     )
 
@@ -232,7 +231,7 @@ def switch_levels(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     return Picture(
         f"Levels of switches of {spec.name} with {spec.ranks} GPUs",
         (Diagram(tuple(items)),),
-        f"`phalanx presets clusters {spec.name}`: datasheets, links in one direction",
+        f"`phalanx tables clusters {spec.name}`: datasheets, links in one direction",
         "A fat tree that is not oversubscribed (1) lets one half of the GPUs send to the other at full rate: the "
         "bisection. NVSwitch is such a level inside a node.",
     )
@@ -256,7 +255,7 @@ def hierarchy(cluster: str = "dgx-h100", gpus: int = 256) -> Picture:
     return Picture(
         f"The hierarchy of {spec.name}: {spec.ranks} GPUs on {spec.ranks // spec.ranks_per_node} nodes",
         (Diagram(tuple(items)),),
-        f"`phalanx presets clusters {spec.name}`: datasheets in one direction; latencies are estimates",
+        f"`phalanx tables clusters {spec.name}`: datasheets in one direction; latencies are estimates",
         f"A GPU is {device.name}: {each}, {flops / 1e12:,.4g} TFLOP/s. In a node, {inside.name}: {_speed(spec, 0)}. "
         "From the inside out each level is larger, slower and further away: what talks most stays innermost.",
     )

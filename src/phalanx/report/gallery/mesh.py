@@ -46,7 +46,7 @@ def cube(p: Placement) -> tuple[list[str], Ints]:
 
 NODES_DRAWN = 128
 _DASHES = {"cp": "6 2", "dp_shard": "4 3", "dp_replicate": "3 2", "pp": "1 3"}
-_SOURCE = "the placement that `phalanx mesh` prints"
+_SOURCE = "the placement that `phalanx tables mesh` prints"
 
 
 def nodes(p: Placement, axis: str, rank: int | None = None, hosts: Sequence[int] | None = None) -> Picture:

@@ -183,7 +183,9 @@ def _neighbours(x: AnalyticSubject) -> Section:
 def _layout(best: RankedStrategy, a: SearchAnswer) -> Section:
     placed = default_placement(best.strategy, a.pricing.cluster)
     axis = next((name for name, count in reversed(placed.mesh.axes) if count > 1), placed.mesh.axes[-1][0])
-    note = f"nodes, GPUs and ranks; colours: groups of {axis}. `phalanx mesh --rank R` outlines a rank's groups"
+    note = (
+        f"nodes, GPUs and ranks; colours: groups of {axis}. `phalanx tables mesh --rank R` outlines a rank's groups"
+    )
     drawn = None
     if len(placed.topology.hosts) > _MOST_NODES:
         drawn = one_of_each_stage(placed)[:_MOST_NODES]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from phalanx.answers.machine.calibration import Calibrated
-from phalanx.answers.machine.doctor import MachineState
+from phalanx.answers.machine.inventory import MachineState
 from phalanx.answers.machine.measure import Measurement
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pictures.figure import Lines, Picture, PlotAxis, RuleLine, Series

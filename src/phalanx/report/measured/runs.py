@@ -138,7 +138,7 @@ def balance_picture(parts: Sequence[Stretch], run: str) -> Picture:
     steps = f"steps {parts[-1].first_step} to {parts[-1].last_step}"
     panels = (course, Bars("% of the tokens", tuple(bars), head=f"Loads of experts, {steps}")) if bars else (course,)
     more = f"; the first {len(blocks)} of {len(last)} blocks" if len(last) > len(blocks) else ""
-    return Picture(f"Balance of experts in {run}", panels, f"`phalanx report experts {run}`{more}")
+    return Picture(f"Balance of experts in {run}", panels, f"`phalanx runs experts {run}`{more}")
 
 
 _DRAWN = 8

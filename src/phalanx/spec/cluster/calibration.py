@@ -11,7 +11,7 @@ Factor = Annotated[float, Range(0.1, 10)]
 
 @dataclass(frozen=True)
 class Calibration:
-    """Factors of seconds, by part of a step; 1: as predicted. Written by `phalanx calibrate`."""
+    """Factors of seconds, by part of a step; 1: as predicted. Written by `phalanx measure steps`."""
 
     products: Factor = 1.0
     """Matrix products, in every number format."""

@@ -46,7 +46,9 @@ def calibration_table(path: Path) -> Any:
     """Return the table [calibration] of a TOML file. Raises InputError."""
     content = read_toml(path, "calibration")
     if "calibration" not in content:
-        raise InputError("calibration", str(path), "has no table [calibration]", "phalanx calibrate --out writes one")
+        raise InputError(
+            "calibration", str(path), "has no table [calibration]", "phalanx measure steps --out writes one"
+        )
     return content["calibration"]
 
 

@@ -190,12 +190,12 @@ def write_model(spec: ModelSpec, folder: Path) -> None:
 
 
 def model_of(folder: Path) -> ModelSpec:
-    """Read the model of a run's folder, or of a folder made by `phalanx weights import`. Raises InputError."""
+    """Read the model of a run's folder, or of a folder made by `phalanx runs import`. Raises InputError."""
     path = folder / "model.json"
     trained = (folder / "plan.json").exists()
     if not trained and not path.exists() and (folder / "config.json").exists():
         raise InputError(
-            "RUN", str(folder), "is not a run", "phalanx weights import makes one from Hugging Face weights"
+            "RUN", str(folder), "is not a run", "phalanx runs import makes one from Hugging Face weights"
         )
     if trained or not path.exists():
         return read(folder / "plan.json").model

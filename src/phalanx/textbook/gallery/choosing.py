@@ -94,7 +94,7 @@ _FLOORS = (
     ("collectives", "NCCL, Gloo, our schedules", "collectives, comm"),
     ("runtime", "torch.distributed, CUDA, kernels", "observe, roofline"),
     ("links", "NVLink, PCIe, InfiniBand", "clusters, measure"),
-    ("hardware", "GPUs with HBM, hosts, switches", "clusters, doctor"),
+    ("hardware", "GPUs with HBM, hosts, switches", "clusters, check"),
 )
 
 

@@ -209,7 +209,7 @@ def hsdp(cluster: str = "dgx-h100", gpus: int = 32) -> Picture:
     return Picture(
         f"HSDP on {gpus} GPUs of {cluster}: shards inside a node, copies of a shard across nodes",
         (Diagram(tuple(items)),),
-        f"`phalanx mesh --strategy {s} --cluster {cluster}`",
+        f"`phalanx tables mesh --strategy {s} --cluster {cluster}`",
         f"Across nodes a rank sends gradients of its shard alone: 1/{node} of them, where ZeRO-3 over all ranks "
         "gathers all parameters across.",
     )

@@ -107,7 +107,7 @@ def growth() -> Picture:
     return Picture(
         "Growth of models, and what size buys: L(N)",
         (years, law),
-        "sizes: the presets of `phalanx presets models` where there is one, else (grey) as their papers say; days of "
+        "sizes: the presets of `phalanx tables models` where there is one, else (grey) as their papers say; days of "
         "papers or announcements; the law: Hoffmann et al. 2022, equation 10",
         f"{doubling()} GPT-3 takes one GPU of 28 TFLOP/s {GPT3_YEARS:.1f} years (6 N D FLOP). "
         f"Each tenfold model takes {1 - 10**-LAW.alpha:.0%} off the part of the loss that size decides. By the older "

@@ -141,7 +141,7 @@ def levels(cluster: str = "dgx-h100") -> Picture:
     return Picture(
         f"Levels of a mesh: {s} on {' and '.join(placed.topology.hosts[:2])}",
         (Diagram(tuple(items)),),
-        f"`phalanx mesh --strategy {s} --cluster {cluster}`: the mesh that the trainer makes its groups of",
+        f"`phalanx tables mesh --strategy {s} --cluster {cluster}`: the mesh that the trainer makes its groups of",
         "The innermost axis talks most and has neighbouring ranks, so tp stays inside a node, and stages, which send "
         "least, are on different ones. Experts are no level of their own: ep takes the innermost ranks of dp and tp "
         "again.",

@@ -1,4 +1,4 @@
-"""What `phalanx doctor` looks at: what this machine has, what is missing, and how to get it. Nothing is measured."""
+"""What this machine has, what is missing, and how to get it, for `phalanx check machine`. Nothing is measured."""
 
 import importlib.metadata
 import importlib.util
