@@ -170,6 +170,7 @@ def _strategy(row: Row, stack: str, gpus: int) -> tuple[Strategy, int, int]:
         tp=tp,
         sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack)),
         cp=cp,
+        ulysses=cp if stack == "deepspeed" or row["cp_comm"].startswith(_OF_HEADS) else 1,
         ep=ep,
         etp=row.count("etp", tp if over_tp else 1) or 1,
         pp=pp,
@@ -220,9 +221,25 @@ _OVERLAPPED = re.compile("overlap_moe_expert_parallel_comm|1f1b EP overlap", re.
 """Exchanges of tokens during another micro-batch's compute, in a row's words."""
 
 
+_OF_HEADS = ("a2a", "all-to-all")
+"""Beginnings of the column `cp_comm` where context parallelism exchanges heads; DeepSpeed's always does."""
+_DISPATCH = {"alltoall": "all_to_all", "allgather": "all_gather", "deepep": "deepep", "hybridep": "hybridep"}
+"""Transports of tokens to their experts, in the column `dispatcher`."""
+_REDUCED = {"bf16": "bfloat16", "fp32": "float32"}
+"""Types of gradients over the data axis, in the column `grad_reduce_dtype`."""
+_ON_HOST = re.compile(r"\boptimizer (\d+)%")
+"""Share of the optimizer on the host, in the column `offload`."""
+_PRIME_RL = "prime-rl"
+"""A framework whose trainer of policies computes head and loss in slices of 8,192 tokens, and whose adapters are on
+experts too (PrimeIntellect-ai/prime-rl 0081765, src/prime_rl/configs/trainer.py, `fused_lm_head_chunk_size` and
+`LoRAConfig.target_modules`); its finetuning writes all logits."""
+
+
 def _targets(row: Row) -> str:
-    """Return the modules that have adapters: `qkv`, `attention` or `linear`, the default."""
+    """Return the modules that have adapters: `qkv`, `attention`, `experts` or `linear`, the default."""
     named = _TARGETS.search(row["peft"])
+    if named is None and row["framework"].startswith(_PRIME_RL):
+        return "experts"
     if named is None:
         alone = row["framework"] == "Megatron-Bridge" and row["model"] in _QKV_ALONE
         return "qkv" if alone else "linear"
@@ -232,7 +249,8 @@ def _targets(row: Row) -> str:
 
 
 def _options(row: Row) -> StackOptions:
-    """Return the options stated in a row's columns `routing`, `cuda_graphs`, `options`, `packing`, `task` and `peft`.
+    """Return the options stated in a row's columns `routing`, `dispatcher`, `cuda_graphs`, `offload`,
+    `grad_reduce_dtype`, `options`, `packing`, `task` and `peft`.
     If `routing` is blank, a benchmark's pretraining is taken to balance its experts, other tasks to use a learned
     router. Packed documents are taken to fill a sequence each, as rows do not state their lengths."""
     trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
@@ -241,6 +259,7 @@ def _options(row: Row) -> StackOptions:
     flash = _FLASH.search(row["options"])
     bucket = _BUCKET.search(row["options"])
     rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
+    on_host = _ON_HOST.search(row["offload"])
     packed, adapters = row["packing"] in ("offline", "in_batch"), row["task"].endswith("lora")
     return StackOptions(
         overlap_experts="on" if _OVERLAPPED.search(row["options"]) else "auto",
@@ -252,6 +271,11 @@ def _options(row: Row) -> StackOptions:
         attention=f"flash{flash[1] or flash[2]}" if flash else "auto",  # type: ignore[arg-type]
         routing="learned" if row.moe and trains else "auto",
         graphs=graphs or "auto",  # type: ignore[arg-type]
+        dispatch=_DISPATCH.get(row["dispatcher"], "auto"),  # type: ignore[arg-type]
+        reduce=_REDUCED.get(row["grad_reduce_dtype"], "auto"),  # type: ignore[arg-type]
+        optimizer_offload=int(on_host[1]) / 100 if on_host else 0.0,
+        cross_entropy="linear" if row["framework"].startswith(_PRIME_RL) and "rl" in row["task"] else "auto",
+        activation_offload=(row.count("layers") or 0) if row["offload"] == "activations to CPU" else 0,
     )
 
 

@@ -207,10 +207,15 @@ def experts(kind: BlockKind, layout: LayoutColumns, by: Products) -> Passes:
     return _sum(parts)
 
 
+def _reach(layout: LayoutColumns) -> Column:
+    """Return the tokens among which attention stays: of a sequence, or of a document packed into one."""
+    return np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
+
+
 def keys_per_query(kind: BlockKind, layout: LayoutColumns) -> Column:
     """Return the mean number of keys per query under a causal mask, over blocks of a kind: half of the sequence or
     document, a window, or the number that an index selects."""
-    reach: Column = np.where(np.asarray(layout.document) > 0, np.minimum(layout.document, layout.seq), layout.seq)
+    reach = _reach(layout)
     window = np.minimum(np.maximum(kind.window, 1), reach / 2)
     keys = (1 - kind.window_share) * reach / 2 + kind.window_share * window
     return seen_keys(kind, reach / 2, keys)
@@ -277,7 +282,7 @@ def attention(kind: BlockKind, layout: LayoutColumns, system: System, profile: P
     flops = 2 * pairs * np.where(np.asarray(profile.portable) >= _FLEX, rounded, widths)
     keys = keys_per_query(kind, layout)
     ring = np.where(np.asarray(profile.gathers_keys) > 0, 1, layout.cp / layout.ulysses)
-    long = layout.seq / (layout.seq + system.attention_half * ring)
+    long = _reach(layout) / (_reach(layout) + system.attention_half * ring)
     narrow = (np.clip(kind.head_dim, 1, 128) / 128) ** system.attention_narrow
     vendor_first = np.where(kind.head_dim == kind.value_dim, system.vendor_first, 0.0)
     portable = np.asarray(profile.portable) > vendor_first
