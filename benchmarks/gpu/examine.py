@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.sizes import SIZES, TINY, products_of
-from phalanx.answers.machine.doctor import look_around
+from phalanx.answers.machine.inventory import look_around
 from phalanx.answers.machine.this_machine import Announce
 from phalanx.cost.step.predict import predict
 from phalanx.runtime.process.environment import SHARE_GPUS
