@@ -43,6 +43,7 @@ def test_a_cluster_is_named_by_its_chip() -> None:
     """The vendor's own node comes first, and what is no chip names nothing."""
     words = {"h100": "dgx-h100", "NVIDIA H200": "dgx-h200", "a100": "dgx-a100", "A100-40GB": "dgx-a100-40gb"}
     words |= {"a100-80gb": "dgx-a100", "NVIDIA-H100-80GB-HBM3": "dgx-h100", "H200-141GB": "dgx-h200"}
+    words |= {"dgx-a100-40g": "dgx-a100-40gb", "A100-80GiB": "dgx-a100", "NVIDIA A40": "pcie-a40"}
     words |= {"4090": "pcie-rtx4090", "rtx-a6000": "pcie-a6000", "DGX_H100": "dgx-h100", "v5p": "tpu-v5p"}
     words |= {"Tesla-T4": "cloud-t4", "NVIDIA GeForce RTX 4090": "pcie-rtx4090", "NVIDIA A10G": "pcie-a10g"}
     words |= {"NVIDIA-A100-80GB-PCIe": "pcie-a100", "NVIDIA A100-PCIE-80GB": "pcie-a100", "a100-pcie": "pcie-a100"}
@@ -50,6 +51,8 @@ def test_a_cluster_is_named_by_its_chip() -> None:
     assert named("NVIDIA A100-PCIE-40GB") is None
     assert [named(word) for word in ("h100-pcie", "pcie", "dgx", "rtx", "")] == [None] * 5
     assert preset("h100", 3) == preset("dgx-h100", 3)
+    with pytest.raises(InputError, match="use --cluster pcie-l40s --gpus 8"):
+        preset("8xL40S", 1)
     assert chip_of("NVIDIA RTX 6000 Ada Generation") == chip_of("6000-ada") == "RTX-6000-Ada"
     assert [chip_of(word) for word in ("a6000", "NVIDIA A100-SXM4-80GB", "dgx-h100")] == ["RTX-A6000", "A100", None]
 

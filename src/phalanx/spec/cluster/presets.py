@@ -110,7 +110,8 @@ def _plain(text: str) -> str:
     """Return a name in lower case with hyphens, without the vendor, its brand, the socket and the kind of memory."""
     name = re.sub(r"[\s_]+", "-", text.strip().lower())
     vendor = r"^(?:nvidia-|amd-|intel-|google-)?(?:geforce-|tesla-)?"
-    return re.sub(rf"{vendor}|-sxm\d?(?=-|$)|-hbm\d\w?$|-generation$", "", name)
+    name = re.sub(rf"{vendor}|-sxm\d?(?=-|$)|-hbm\d\w?$|-generation$", "", name)
+    return re.sub(r"-(\d{2,3})g(?:ib)?(?=-|$)", r"-\1gb", name)
 
 
 def _is_chip(name: str, chip: str) -> bool:
@@ -132,6 +133,9 @@ def preset(name: str, nodes: int) -> ClusterSpec:
         chips = int(sliced[2]) // (2 if sliced[1] in _BY_CORES else 1)
         remedy = f"use --cluster {kind} --gpus {chips}"
         raise InputError("cluster.preset", name, f"is a slice of {chips} chips", remedy)
+    counted = re.fullmatch(r"(\d{1,6})-?x-?(.+)", _plain(name))
+    if known is None and counted and (kind := named(counted[2])):
+        raise InputError("cluster.preset", name, "counts GPUs", f"use --cluster {kind} --gpus {int(counted[1])}")
     card = re.fullmatch(r"(.+?)-?(?:(\d{2,3})g(?:i?b)?|nvl|pcie)", _plain(name))
     if known is None and card and (kind := named(card[1])):
         reason = f"is no card that Phalanx has: {PRESETS[kind].chip} is the {CHIPS[PRESETS[kind].chip].device}"
