@@ -31,6 +31,7 @@ def configure(nodes: int = 1, gpus: int = 8):
 if __name__ == "__main__":
     run.run(configure(nodes=2), executor=run.LocalExecutor())
 """
+_LONG = "nemo llm pretrain --factory \"llama3_8b_64k(num_nodes={}, name='x')\""
 _BRIDGE = """
 def main():
     cfg = llama3_8b_pretrain_config()
@@ -363,3 +364,13 @@ def test_experts_of_nemo_are_split_as_their_layers_unless_the_file_says_otherwis
         "data:\n  global_batch_size: 256\n  micro_batch_size: 1\n  seq_length: 4096\n"
     )
     assert read([tmp_path / "run.yaml"]).configuration.layout.etp == etp
+
+
+def test_a_long_recipe_of_nemo_needs_its_degrees_ranks(tmp_path: Path) -> None:
+    """NVIDIA/NeMo issue 14919 starts it on 2 nodes, of which 4 x 2 x 4 ranks do not fit."""
+    (tmp_path / "run.sh").write_text(_LONG.format(4))
+    x = files.read([tmp_path / "run.sh"])[0].layout
+    assert (x.world, x.tp, x.pp, x.cp, x.seq) == (32, 4, 2, 4, 65536)
+    (tmp_path / "run.sh").write_text(_LONG.format(2))
+    said = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h20")
+    assert "does not divide 16 ranks; use a multiple of 32" in said

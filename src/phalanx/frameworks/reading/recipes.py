@@ -46,7 +46,7 @@ def recipe(folder: str, name: str, *words: str) -> tuple[dict[str, Any], str] | 
     called = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name.strip(), re.S)
     last = called[1].rpartition(".")[2] if called else ""
     for dialect, rows in _rows(folder).items():
-        if dialect == "nemo" and "pretrain" not in words:
+        if (dialect == "nemo" and "pretrain" not in words) or (dialect != "nemo" and "llm" in words):  # of `nemo llm`
             continue
         row = next(filter(None, map(rows.get, (last, *(f"{last}_{word}_config" for word in words)))), None)
         if called and row is not None:
