@@ -58,6 +58,16 @@ def test_another_script_of_that_name_is_asked_for(tmp_path: Path) -> None:
         assert "./run_train.sh: which it runs, is not here: the layout may be in it; give it too" in said
 
 
+def test_the_script_names_a_function_of_the_registry(tmp_path: Path) -> None:
+    """pytorch/torchtitan 9810191b, run_train.sh: MODULE and CONFIG."""
+    (tmp_path / "run.sh").write_text("NGPU=4 MODULE=qwen3 CONFIG=qwen3_14b ./run_train.sh\n")
+    said = error_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100")
+    assert "torchtitan/models/qwen3/config_registry.py::qwen3_14b" in said
+    assert "give it too" in said
+    c = _read(tmp_path, "NGPU=4 MODULE=qwen3 CONFIG=qwen3_14b ./run_train.sh")
+    assert c.layout.world == 4
+
+
 _16B = """
 [job]
 [model]

@@ -45,9 +45,15 @@ def script_launch(
     """Return the flags and the number of ranks with which run_train.sh starts torchtitan.train; None for another
     script."""
     file = environment.get("CONFIG_FILE", "")
-    of_titan = file.endswith(".toml") or any(re.match(r"(training|parallelism|job|model)\.", name) for name in args)
+    name = environment.get("CONFIG", "")  # of a function of the registry, since 9810191b
+    named = {"module": environment.get("MODULE", "llama3"), "config": name} if name else {}
+    flagged = any(re.match(r"(training|parallelism|job|model)\.", name) for name in args)
+    of_titan = file.endswith(".toml") or flagged or ("MODULE" in environment and bool(name))
     if program.rpartition("/")[2] != "run_train.sh" or not of_titan:
         return None
     ranks = environment.get("NGPU", "8")
-    base = {"job.config_file": file} if file and not {"job.config_file", "job.config-file"} & args.keys() else {}
+    if file and not {"job.config_file", "job.config-file"} & args.keys():
+        base = {"job.config_file": file}
+    else:
+        base = {} if file else named
     return {**base, **args}, int(ranks) if ranks.isdigit() else 8
