@@ -154,6 +154,20 @@ def test_megatrons_adapters_of_ms_swift_are_on_each_expert(tmp_path: Path) -> No
     assert wide < 0.4 * none
 
 
+def test_the_program_that_megatron_sft_starts_has_its_defaults(tmp_path: Path) -> None:
+    """modelscope/ms-swift issue 9191 starts it by its file."""
+    flags = (
+        "--model Qwen/Qwen3-30B-A3B --tensor_model_parallel_size 2 --expert_model_parallel_size 4 --max_length 4096"
+    )
+    found = []
+    for start in ("NPROC_PER_NODE=8 megatron sft", "torchrun --nproc_per_node 8 /x/swift/cli/_megatron/sft.py"):
+        (tmp_path / "run.sh").write_text(f"{start} --train_type full {flags}\n")
+        asked = json_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+        found.append((asked["question"]["strategy"], asked["question"]["precision"], asked["memory_bytes"]))
+    assert found[0] == found[1]
+    assert found[0][1] == "bf16"
+
+
 HEADER = """\
 #!/bin/bash
 #SBATCH --nodes={nodes}
