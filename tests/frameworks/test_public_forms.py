@@ -219,3 +219,13 @@ def test_a_job_of_hyperpod_lists_its_pods(tmp_path: Path) -> None:
     )
     c = _read(tmp_path, text, "job.yaml")
     assert (c.layout.world, c.layout.tp) == (32, 2)
+
+
+def test_a_level_that_a_flag_says_is_priced_without_its_file(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"torchrun --nproc_per_node 4 pretrain_gpt.py {_MEGATRON} --seq-length 64 --max-position-embeddings 64 "
+        "--vocab-size 512 --deepspeed --deepspeed_config z1.config --zero-stage 1"
+    )
+    said = text_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-a100")
+    assert "z1.config, its deepspeed_config, is not here: give it too" in said
+    assert "zero=1" in said

@@ -324,3 +324,23 @@ def test_torchtitan_in_bf16_alone_has_state_of_8_bytes(tmp_path: Path) -> None:
     assert saved == pytest.approx(8 * 70_553_706_496 / 8, rel=0.01)
     (tmp_path / "a.toml").write_text(text.format("float16", "float32"))
     assert "not modelled: training.dtype" in text_of(tmp_path, "read a.toml")
+
+
+def test_heads_of_megatron_deepspeed_are_exchanged(tmp_path: Path) -> None:
+    """deepspeedai/DeepSpeed issue 5305: sequences over 4 ranks keep a quarter of the activations, and its
+    FlashAttention no scores."""
+    line = (
+        "deepspeed --num_gpus 8 pretrain_gpt.py --num-layers 4 --hidden-size 4096 --num-attention-heads 32 "
+        "--seq-length 16384 --max-position-embeddings 16384 --micro-batch-size 1 --global-batch-size 16 --fp16 "
+        "--vocab-size 50257 --deepspeed --deepspeed_config ds.json --zero-stage 2 --no-pipeline-parallel"
+    )
+    found = {}
+    for more in ("", " --use-flash-attn-v2", " --use-flash-attn-v2 --ds-sequence-parallel-size 4"):
+        (tmp_path / "run.sh").write_text(line + more)
+        found[more] = json_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-a100", "--json")
+    eager, fast, spread = found.values()
+    strategy = spread["question"]["strategy"]
+    assert "dp=2" in strategy
+    assert "cp=4,ulysses=4" in strategy
+    assert spread["memory_bytes"] < fast["memory_bytes"] < eager["memory_bytes"]
+    assert not any("flash" in caveat["keys"] for caveat in spread["question"]["caveats"])

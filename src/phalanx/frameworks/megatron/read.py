@@ -80,7 +80,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
     tp = earliest or degree("tensor_model_parallel_size", "strategy.tp")
     pp = degree("pipeline_model_parallel_size", "strategy.pp")
-    cp = degree("context_parallel_size", "strategy.cp")
+    heads = count(flag("ds_sequence_parallel_size", "strategy.cp"))  # Ulysses
+    cp = heads or degree("context_parallel_size", "strategy.cp")
     ep = degree("expert_model_parallel_size", "strategy.ep")
     if pp == 1:
         flag("no_pipeline_parallel", "strategy.pp")
@@ -125,6 +126,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         if isinstance(file := config.get("deepspeed_json"), dict):
             engine = deepspeed.read(file, dp)
             zero = engine.layout.zero
+        if engine is not None or zero is not None:  # of a file that is not here, the flag says the level
             keys.understood[f"{at}deepspeed_config"] = "file"
     recompute, recomputed = read_layout.recomputation(flag)
     named = (
@@ -133,6 +135,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     offload = extra.get("optimizer_offload") or truth(flag("cpu_optimizer", "offload"))
     sp = truth(flag("sequence_parallel", "strategy.sp", False))
     if by_deepspeed:
+        flag("deepspeed_activation_checkpointing", "strategy.recompute")  # which function recomputes
         level, zero = zero, read_deepspeed.level(zero, named)
         preferred = (*preferred, read_deepspeed.SHARDED) if zero != level else preferred
         blocks = blocks or read_deepspeed.stage_blocks(flag("pp_partition_method", "strategy.layers"), layers, pp)
@@ -169,7 +172,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero=zero,
         shard=divided(dp, instances) if instances and instances > 1 else None,
         layers=blocks,
-        ulysses=read_layout.ulysses(flag, cp),
+        ulysses=heads or read_layout.ulysses(flag, cp),
         recomputed=recomputed,
         sp=bool(sp) and (tp or 1) > 1,
         virtual=virtual,

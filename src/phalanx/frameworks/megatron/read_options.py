@@ -10,6 +10,8 @@ from phalanx.frameworks.megatron.patterns import Flag
 
 KEYS = key_table("megatron")
 _MIB = 2**20
+_FLASH = ("", "_v1", "_v2", "_triton", "_builder")
+"""Kernels of FlashAttention, each a flag of Megatron-DeepSpeed (deepspeedai 4efb479d, megatron/arguments.py:927)."""
 
 
 def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
@@ -28,7 +30,7 @@ def options(flag: Flag, experts: bool, cp: int | None) -> dict[str, Any]:
         result["context"] = "all_gather"
     backend = KEYS.value("options.attention", flag("attention_backend", "options.attention"))
     local = flag("transformer_impl", "options.attention") == "local"
-    fast = truth(flag("use_flash_attn", "options.attention"))
+    fast = any([truth(flag(f"use_flash_attn{kind}", "options.attention")) for kind in _FLASH])
     result["attention"] = backend or ("flash" if fast else "unfused" if local else None)
     if truth(flag("cross_entropy_loss_fusion", "options.cross_entropy")):
         impl = flag("cross_entropy_fusion_impl", "options.cross_entropy", "native")
