@@ -221,6 +221,20 @@ def test_recomputation_of_a_program_that_is_not_llama_factory_is_its_own(tmp_pat
     assert (c.layout.recompute, c.understood["args.gradient_checkpointing"]) == ("full", "strategy.recompute")
 
 
+def test_sequences_of_ms_swift_are_divided_among_ranks(tmp_path: Path) -> None:
+    """modelscope/ms-swift issue 4360: a quarter of the tokens on a rank, whose heads are exchanged."""
+    line = "NPROC_PER_NODE=8 swift sft --train_type full --model Qwen/Qwen3-14B --deepspeed zero3 --max_length 32768"
+    spread = " --sequence_parallel_size 4"
+    whole, parts = (_read(tmp_path, f"{line} --attn_impl flash_attn{more}") for more in ("", spread))
+    assert (whole.layout.dp, whole.layout.cp) == (8, None)
+    assert (parts.layout.dp, parts.layout.cp, parts.layout.ulysses) == (2, 4, 4)
+    assert parts.layout.global_batch == 2
+    assert parts.options["attention"] == whole.options["attention"] == "flash2"
+    (tmp_path / "run.sh").write_text(f"{line}{spread}")
+    said = text_of(tmp_path, "predict run.sh --cluster dgx-h100")
+    assert "sequence_parallel_size is all of Ulysses" in said
+
+
 def test_deepspeed_chat_offloads_what_its_level_shards(tmp_path: Path) -> None:
     line = "deepspeed main.py --per_device_train_batch_size 8 --zero_stage {} --offload --deepspeed"
     for stage, param in ((2, "none"), (3, "cpu")):

@@ -355,6 +355,20 @@ def test_unsloths_notebook_fits_the_card_that_it_is_for(tmp_path: Path, checkpoi
     assert on_ampere["question"]["precision"] == "bf16"
 
 
+def test_unsloth_recomputes_by_itself(tmp_path: Path) -> None:
+    """unslothai/unsloth issue 2366 leaves it to get_peft_model, which recomputes by default in every release."""
+    found = {}
+    for told in ('"unsloth"', "False", ""):
+        text = _UNSLOTH.format(told) if told else _UNSLOTH.replace("use_gradient_checkpointing={}, ", "")
+        (tmp_path / "train.py").write_text(text)
+        p = json_of(tmp_path, "predict train.py --cluster dgx-h100 --gpus 1 --json")
+        since = any("since July 2025" in caveat["reason"] for caveat in p["question"]["caveats"])
+        found[told] = (p["memory_bytes"], since)
+    assert found[""] == (found['"unsloth"'][0], True)
+    assert found[""][0] < found["False"][0]
+    assert not found['"unsloth"'][1]
+
+
 def test_llama_factory_under_unsloth_keeps_checkpoints_on_the_host(tmp_path: Path) -> None:
     (tmp_path / "sft.yaml").write_text(
         "model_name_or_path: meta-llama/Llama-3.1-8B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: lora\n"

@@ -97,8 +97,8 @@ def checkpointed_to_host(keys: Keys, table: str = "fsdp_config") -> dict[str, An
     return {"activation_offload": ALL_BLOCKS} if keys.truth(names, "options.activation_offload") else {}
 
 
-_ATTENTION = ATTENTION | {"disabled": "unfused", "fa2": "flash2", "fa3": "flash3"}
-"""Words for attention's kernel, of transformers and of LLaMA-Factory."""
+_ATTENTION = ATTENTION | {"disabled": "unfused", "fa2": "flash2", "fa3": "flash3", "flash_attn": "flash2"}
+"""Words for attention's kernel, of transformers, of LLaMA-Factory, and of ms-swift."""
 _KERNELS = {
     "eager_attention": "unfused", "flash_attention": "flash", "sdp_attention": "flash", "use_flash_attn": "flash",
 }  # fmt: skip

@@ -30,6 +30,16 @@ _OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "template")
 src/llamafactory/model/model_utils/checkpointing.py)."""
 _HALVES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 """Types that a model is loaded in (torch_dtype of from_pretrained, since transformers 4.56 dtype), as precisions."""
+_EXCHANGED = (
+    "sequence_parallel_size is all of Ulysses, as ms-swift has it where it divides the key-value heads; else a ring "
+    "has the rest: time may differ"
+)
+"""swift/sequence_parallel/sequence_parallel.py:652, _init_device_mesh."""
+_OFFLOADED = (
+    "get_peft_model recomputes every block and keeps its inputs on the host, as unsloth's does by itself since July "
+    "2025; before, it kept them on the device: memory may differ"
+)
+"""unsloth/models/llama.py and vision.py, use_gradient_checkpointing: True before 3824a6ad, since "unsloth"."""
 _LOADED = ("torch_dtype", "dtype")
 _ACTORS = ("actor_num_nodes", "actor_num_gpus_per_node")
 """Nodes, and ranks of each, of the model that OpenRLHF's PPO updates (openrlhf/cli/train_ppo_ray.py)."""
@@ -125,6 +135,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
         engine = read_engine.of_fsdp(keys, at, type_)
     stack, zero, tp, cp, type_ = engine.stack, engine.zero, engine.tp, engine.cp, engine.precision
     options, typed, job = dict(engine.options), engine.notes, {**job, **engine.job}
+    heads = keys.count(f"{at}sequence_parallel_size", "strategy.cp", 1) or 1
+    if heads > 1:
+        cp, typed = heads, (*typed, _EXCHANGED)
 
     # Its number types. A file that says them too and is not here: DeepSpeed's, accelerate's, or one of arguments.
     unread = bool(path) and zero is None and not isinstance(inner, dict)
@@ -162,7 +175,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         dp=replicas,
         tp=tp if tp > 1 else None,
         cp=cp if cp > 1 else None,
-        ulysses=1 if engine.ring else cp,
+        ulysses=1 if engine.ring and heads == 1 else cp,
         shard=engine.shard,
         zero=zero,
         micro_batch=micro,
@@ -183,8 +196,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     parts, unfused = loss_options(keys, at, plain=not (scored or sequences > 1 or sampled))
     options |= trained | scored | parts
     moved = keys.truth(f"{at}use_unsloth_gc", "options.activation_offload")
-    if again and (moved or (moved is None and own_type)):  # LLaMA-Factory's, model_utils/unsloth.py:77
+    of_factory = any(f"{at}{name}" in keys.understood for name in _OF_LLAMA_FACTORY)  # model_utils/unsloth.py:77
+    if again and (moved or (moved is None and own_type)):
         options["activation_offload"] = ALL_BLOCKS
+        notes += () if moved or of_factory else (_OFFLOADED,)
     notes += unfused
     own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
     own.understood = keys.understood

@@ -53,9 +53,11 @@ def _adapters(program: FollowedProgram) -> dict[str, Any]:
                 args["lora_target_modules"] = plain(targets)
             if item.fields.get("use_dora") is True:
                 args["use_dora"] = True
-            if item.fields.get("use_gradient_checkpointing"):  # unsloth's
+            stated = item.fields.get("use_gradient_checkpointing", True)
+            if stated and item.last == "get_peft_model":  # unsloth's, which recomputes by itself
                 args["gradient_checkpointing"] = True
-                args["use_unsloth_gc"] = item.fields["use_gradient_checkpointing"] == "unsloth"
+                if "use_gradient_checkpointing" in item.fields:
+                    args["use_unsloth_gc"] = stated == "unsloth"
     return args
 
 
