@@ -44,7 +44,8 @@ from phalanx.serving.validation.scores import ScoredPair, compare
 Floats = npt.NDArray[np.float64]
 ENGINES = ("vllm", "sglang", "trtllm", "trtllm 1.0")
 FIXED = frozenset(
-    {"accept_s", "overlap_steps", "eager_decode_s", "index_layer_s", "net_hop_s", "balanced", "two_batches"}
+    {"accept_s", "overlap_steps", "eager_decode_s", "uncaptured_s", "index_layer_s", "net_hop_s", "balanced"}
+    | {"two_batches"}
 )
 HARDWARE = (
     *("memory", "cache", "gemm", "gemm8", "gemm4", "inner_half", "attention", "link", "hop_s", "expert_memory"),

@@ -95,21 +95,31 @@ def _tables(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 @examples(25, 400)
 def test_a_manifest_that_is_written_is_read_back(examples: int, tmp_path: Path) -> None:
     """Its engine, layout and GPUs are those of the plan, whichever way it is started."""
-    draw, file, count = np.random.default_rng(7), tmp_path / "a.yaml", 0
+    draw, file, count, seen = np.random.default_rng(7), tmp_path / "a.yaml", 0, set[tuple[str, int]]()
     while count < examples:
         plan = _drawn(draw)
-        if len(plan.workers) > 1:
-            continue
-        (w,) = plan.workers
         for starter in (*_STARTERS, "dynamo"):
-            with suppress(InputError):  # of what a starter does not start: tested below
+            try:
                 file.write_text(manifest(plan, starter))
-                fields = read([file], {"cluster": plan.cluster, "model": plan.model_name}).fields
-                got = dict(pair.split("=") for pair in fields["layout"].split(","))
-                layout = {"tp": w.tp, "pp": w.pp, "dp": w.attention_dp, "ep": w.moe_ep}
-                assert got == {name: str(n) for name, n in layout.items() if n > 1 or name == "tp"}, (starter, plan)
-                assert (fields["engine"], fields["gpus"]) == (plan.engine, plan.gpus), (starter, plan)
-                count += 1
+            except InputError:  # of what a starter does not start: tested below
+                continue
+            fields = read([file], {"cluster": plan.cluster, "model": plan.model_name}).fields
+            got = [dict(pair.split("=") for pair in text.split(",")) for text in _layouts(fields["layout"])]
+            degrees = [{"tp": w.tp, "pp": w.pp, "dp": w.attention_dp, "ep": w.moe_ep} for w in plan.workers]
+            known = [{name: str(n) for name, n in x.items() if n > 1 or name == "tp"} for x in degrees]
+            assert got == known, (starter, plan)
+            assert (fields["engine"], fields["gpus"]) == (plan.engine, plan.gpus), (starter, plan)
+            if len(known) > 1:
+                counts = [int(part.split(" x ")[0]) for part in fields["layout"].split(" + ")]
+                assert counts == [w.count for w in plan.workers], (starter, plan)
+            seen.add((starter, len(known)))
+            count += 1
+    assert seen == {(starter, parts) for starter in (*_STARTERS, "dynamo") for parts in (1, 2)}
+
+
+def _layouts(text: str) -> list[str]:
+    """Return the layouts of workers that prefill and that decode, or the only one."""
+    return [part.split(" x ")[-1] for part in text.split(" + ")]
 
 
 @examples(60, 2000)

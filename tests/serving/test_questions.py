@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from phalanx.planning.lookup import model_named
+from phalanx.serving.answer import serve_plan
 from phalanx.serving.cost.checkpoint import published_weights
 from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.workspace import rounded_share
 from phalanx.serving.question import (
     adapters,
     ask,
     layout,
     lengths,
+    pair_of,
     price_of,
     seconds,
     speculation,
@@ -285,7 +290,56 @@ def test_weights_of_8_bits_are_unpacked_on_ampere_by_engines_that_can(engine: st
 @pytest.mark.parametrize(("model", "gib"), [("openai/gpt-oss-120b", 60.8), ("gpt-oss-20b", 12.8)])
 def test_only_the_experts_of_gpt_oss_are_in_4_bits(model: str, gib: float) -> None:
     """`gib`: of the checkpoint, arXiv 2508.10925, table 1."""
-    price = price_of(model, "dgx-h100", 1, "mxfp4", "bf16")
+    price = price_of(model, "dgx-h100", 1, "mxfp4", "bf16", name="sglang")
     assert price.shape.whole == price.shape.attention > 0
     assert price.shape.whole_expert == 0 < price.shape.expert
     assert price.weight_bytes(ServingLayout()) == pytest.approx(gib * 2**30, rel=0.005)
+
+
+@pytest.mark.parametrize(("cluster", "gib"), [("dgx-h100", 64.38), ("dgx-a100", 65.97)])
+def test_vllm_rounds_the_widths_of_mxfp4_experts_up(cluster: str, gib: float) -> None:
+    """`gib`: what loading gpt-oss-120b took by vLLM's log: with Triton's kernels on an H100, vllm-project/vllm#33155;
+    with Marlin's, which an A100 has too, #23278."""
+    price = price_of("openai/gpt-oss-120b", cluster, 1, "mxfp4", "bf16")
+    assert price.weight_bytes(ServingLayout()) == pytest.approx(gib * 2**30, rel=0.004)
+
+
+@pytest.mark.parametrize("cluster", ["dgx-h100", "dgx-a100", "dgx-b200", "pcie-rtx5090", "mi300x"])
+def test_rounded_widths_are_never_narrower_and_even_ones_stay(cluster: str) -> None:
+    generation = price_of("openai/gpt-oss-120b", cluster, 1, "mxfp4", "bf16").generation
+    model = model_named("openai/gpt-oss-120b")[0]
+    assert model.experts is not None
+    assert all(1 < rounded_share(model, generation, ServingLayout(tp=tp)) < 1.3 for tp in (1, 2, 4, 8))
+    even = replace(model, hidden=3072, experts=replace(model.experts, ffn=3072))
+    assert rounded_share(even, generation, ServingLayout()) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [
+        ("tp=4", ()),
+        ("tp=4 + tp=8", ((1, ServingLayout(tp=4, moe_tp=4)), (1, ServingLayout(tp=8, moe_tp=8)))),
+        ("3 x tp=1+2 x tp=2,pp=2", ((3, ServingLayout()), (2, ServingLayout(tp=2, pp=2, moe_tp=2)))),
+    ],
+)
+def test_a_layout_may_say_the_workers_that_prefill_and_that_decode(text: str, pair: object) -> None:
+    assert pair_of(text) == pair
+
+
+@pytest.mark.parametrize("text", ["tp=1 +", "tp=1 + tp=1 + tp=1", "0 x tp=1 + tp=1", "+"])
+def test_another_number_of_parts_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="layout"):
+        pair_of(text)
+
+
+def test_given_workers_are_all_that_is_planned() -> None:
+    load = {"gpus": 8, "concurrency": 16, "requests": 60}
+    answer = serve_plan(**{**_ASK, **load}, layout="2 x tp=1 + 3 x tp=2")
+    plans = (answer.best, *answer.alternatives)
+    assert {tuple((w.role, w.count, w.tp) for w in p.workers) for p in plans} == {
+        (("prefill", 2, 1), ("decode", 3, 2))
+    }
+    with pytest.raises(InputError, match="takes 8 GPUs of 4"):
+        serve_plan(**{**_ASK, **load, "gpus": 4}, layout="2 x tp=1 + 3 x tp=2")
+    with pytest.raises(InputError, match="apart"):
+        serve_plan(**{**_ASK, **load}, layout="2 x tp=1 + 3 x tp=2", mode="aggregated")

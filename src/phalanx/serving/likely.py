@@ -59,9 +59,10 @@ def has_medians(q: ServingQuestion) -> bool:
     return q.finite or q.open_load
 
 
-def _unlike(q: ServingQuestion) -> str:
-    """Return the part of a question's load that no published run has; empty: none."""
+def _unlike(q: ServingQuestion, c: ServingCandidate) -> str:
+    """Return the part of a question or its candidate that no published run of its kind has; empty: none."""
     parts = {
+        "a number of requests for workers that prefill and decode apart": has_medians(q) and len(c.groups) > 1,
         "a trace": q.trace is not None,
         "drafted tokens": q.draft_tokens > 0,
         "adapters": q.adapters > 0,
@@ -73,7 +74,7 @@ def _unlike(q: ServingQuestion) -> str:
 def kind_of(q: ServingQuestion, c: ServingCandidate) -> str | None:
     """Return the engine and kind of load, the key of a table of ranges; None: no published run is of this kind."""
     o = c.outcome
-    if _unlike(q) or o is None:
+    if _unlike(q, c) or o is None:
         return None
     if not has_medians(q):
         return f"{q.engine.name}, {'disaggregated' if len(c.groups) > 1 else 'aggregated'}"
@@ -134,7 +135,7 @@ def likely(q: ServingQuestion, c: ServingCandidate, of: Slowed) -> tuple[tuple[L
     figures by slowness."""
     kind = kind_of(q, c)
     if kind is None or c.outcome is None:
-        return (), f"missing: no published run has {_unlike(q)}"
+        return (), f"missing: no published run has {_unlike(q, c)}"
     known, ranges = _table().get(kind, {}), []
     for figure in (f for f in figures(c.outcome, has_medians(q)) if f in known):
         counts = int(known[figure]["runs"]), int(known[figure]["families"])

@@ -128,6 +128,22 @@ def layout(text: str) -> ServingLayout:
     return ServingLayout(degrees["tp"], degrees["pp"], degrees["dp"], width // degrees["ep"], degrees["ep"])
 
 
+_WORKERS = re.compile(r"(?:([0-9]{1,6}) *x +)?(\S.*)")
+
+
+def pair_of(text: str) -> tuple[tuple[int, ServingLayout], ...]:
+    """Parse the workers that prefill and that decode, such as 2 x tp=4 + 1 x tp=8; empty: there is no `+`. Raises
+    InputError."""
+    if "+" not in text:
+        return ()
+    parts = [_WORKERS.fullmatch(part.strip()) for part in text.split("+")]
+    workers = [(int(part[1] or 1), layout(part[2])) for part in parts if part is not None]
+    if len(workers) != 2 or len(parts) != 2 or not all(count for count, _ in workers):
+        remedy = "write 2 x tp=4 + 1 x tp=8"
+        raise InputError("layout", text, "is not one layout that prefills and one that decodes", remedy)
+    return tuple(workers)
+
+
 def lengths(option: str, given: int | str | None) -> tuple[int, int]:
     """Parse (fewest, most) tokens, such as 4000 or 8k, or 1:1024 for uniform lengths. Raises InputError."""
     bounds = [parse_count(part) for part in str(given).split(":")]
@@ -276,7 +292,7 @@ def _require_known(request: ServingRequest) -> None:
     if request.concurrency is not None:
         questions.require_counts(("concurrency", request.concurrency))
     for name in ("chunk", "slots", "graphs", "requests"):
-        if (count := getattr(request, name)) is not None:
+        if (count := getattr(request, name)) is not None and (name, count) != ("graphs", 0):
             questions.require_counts((name, count))
     if (request.requests or 0) > MOST_SIMULATED:
         reason = f"must be at most {MOST_SIMULATED:,}: each is simulated"
@@ -286,10 +302,10 @@ def _require_known(request: ServingRequest) -> None:
 
 
 def _of_graphs(most: int | None) -> tuple[str, ...]:
-    words = (
-        f"CUDA graphs are priced for up to {most} sequences that decode: a plan's launch leaves them to the engine"
-    )
-    return () if most is None else (words,)
+    if most is None:
+        return ()
+    priced = f"CUDA graphs are priced for up to {most} sequences that decode" if most else "no CUDA graphs are priced"
+    return (f"{priced}: a plan's launch leaves them to the engine",)
 
 
 def ask(request: ServingRequest) -> NamedQuestion:
@@ -311,7 +327,14 @@ def ask(request: ServingRequest) -> NamedQuestion:
     used, slots = adapters(request.adapters)
     block = scale_block(request.model) if row.name in BLOCKWISE else 0
     whole = block if types == ("fp8",) else 0
-    fixed = _fixed_layout(request.layout, spec, row, gpus, whole, described.ranks_per_node)
+    pair = pair_of(request.layout or "")
+    if pair and request.mode == "aggregated":
+        raise InputError("layout", request.layout, "prefills and decodes apart", "leave out --mode aggregated")
+    if (taken := sum(count * x.gpus for count, x in pair)) > gpus:
+        raise InputError("layout", request.layout, f"takes {taken} GPUs of {gpus}")
+    for text in (f"tp={x.tp},pp={x.pp},dp={x.attention_dp},ep={x.moe_ep}" for _, x in pair):
+        _fixed_layout(text, spec, row, gpus, whole, described.ranks_per_node)
+    fixed = None if pair else _fixed_layout(request.layout, spec, row, gpus, whole, described.ranks_per_node)
     # Requests that come all at once are a closed loop, with as many users as there may be concurrent requests.
     at_once = request.rate == math.inf
     requests = request.requests or 0
@@ -342,7 +365,8 @@ def ask(request: ServingRequest) -> NamedQuestion:
         step_tokens=request.chunk,
         scale_block=block,
         chunks=(request.chunk,) if request.chunk else _CHUNKS,
-        modes=MODES[request.mode],
+        modes=MODES["disaggregated" if pair else request.mode],
+        pair=pair,
         variation=request.variation,
         ranges=load.ranges,
         concurrency=min(concurrency, requests or concurrency),

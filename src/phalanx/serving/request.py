@@ -57,12 +57,12 @@ OPTIONS = """
 --weights bf16,fp8,int4,nvfp4: Types of weights to try; auto: as published.
 cache --kv bf16|fp8: Type of the KV cache.
 --mode both|aggregated|disaggregated: Prefill and decode in the same workers, or apart.
---layout tp=4,pp=2: The only layout of a copy to consider: tp, pp, dp, ep.
+--layout tp=4,pp=2: The only layout: tp, pp, dp, ep; tp=4 + tp=8: prefill, decode.
 --large-ep auto|on|off: Experts over many GPUs with DeepEP, DeepGEMM and placement by load; auto: where they span
     nodes.
---chunk: The only token budget of a step to consider.
---slots: The most requests at once in a copy, or attention group.
---graphs: The largest batch of CUDA graphs in decoding.
+--chunk: The only token budget of a step.
+--slots: The most requests at once in an attention group.
+--graphs: The largest batch of CUDA graphs in decoding; 0: none.
 --memory 0.9: Share of a GPU's memory that the engine uses.
 --concurrency: Requests under way at any time (closed loop).
 --rate 40|inf: Requests per second, arriving at random; inf: all at once.

@@ -195,3 +195,30 @@ def test_a_step_beyond_the_graphs_of_an_engine_takes_what_its_launches_take(
     assert (beyond > launches > 2 * within) == (most < 1000)
     wide = replace(price, graphs=2048)
     assert float(wide.seconds(x, 0, 0, most + 1, most * 100)) < 1.1 * float(price.seconds(x, 0, 0, most, most * 100))
+
+
+@pytest.mark.parametrize(("engine", "tp"), [("vllm", 1), ("sglang", 4)])
+def test_without_graphs_a_short_step_takes_its_launches_and_a_long_one_hides_them(engine: str, tp: int) -> None:
+    price = ServingPrice(model_named("llama3-8b")[0], preset("dgx-h100", 4), engine, "bf16", "bf16")
+    eager, x = replace(price, graphs=0), ServingLayout(tp)
+    captured, launched = (float(p.seconds(x, 0, 0, 1, 100)) for p in (price, eager))
+    assert launched > 32 * price.constants.uncaptured_s > captured
+    prompts = [[float(p.seconds(x, n, n * n / 2, 0, 0)) for p in (price, eager)] for n in (100, 1000, 16_000)]
+    slower = [b / a for a, b in prompts]
+    assert slower[0] > slower[1] > slower[2] > 0.999
+    assert slower[2] < 1.05
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "weights", "context", "seconds"),
+    [
+        ("qwen3-14b", "dgx-a100", "int4", 16_100, 20.6e-3),  # vllm-project/vllm#20469
+        ("qwen2.5-7b", "dgx-a800", "bf16", 500, 22.5e-3),  # vllm-project/vllm-omni#7960, the thinker
+        ("openai/gpt-oss-120b", "dgx-spark", "mxfp4", 300, 38.5e-3),  # conselara.dev/notes/dgx-spark-benchmarks
+    ],
+)
+def test_published_steps_without_graphs_are_met_within_a_half(
+    model: str, cluster: str, weights: str, context: int, seconds: float
+) -> None:
+    price = ServingPrice(model_named(model)[0], preset(cluster, 1), "vllm", weights, "bf16", graphs=0)
+    assert 2 / 3 < float(price.seconds(ServingLayout(), 0, 0, 1, context)) / seconds < 1.5

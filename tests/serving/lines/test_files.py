@@ -134,7 +134,7 @@ def test_replicas_are_counted_and_a_pod_has_the_gpus_of_its_server(
 
 
 def test_what_stops_a_server_is_said_first_and_then_what_is_not_judged(tmp_path: Path) -> None:
-    text = _DEPLOYMENT.format(model=_8B, more=", --enforce-eager, --no-such-flag, a", gpus=2)
+    text = _DEPLOYMENT.format(model=_8B, more=", --monokernel, --no-such-flag, a", gpus=2)
     caveats = _read(tmp_path / "a.yaml", text).caveats
     order = ("does not start", "not judged", "not modelled")
     kinds = [order.index(caveat.partition(":")[0]) for caveat in caveats if caveat.startswith(order)]

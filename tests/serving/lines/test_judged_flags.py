@@ -120,13 +120,13 @@ def test_other_lines_start_no_server(text: str) -> None:
 
 
 def test_what_is_not_known_is_named_first() -> None:
-    text = "vllm serve m/x --enforce-eager --tensor-paralel-size 4 --max-num-seqs $N --host a --frobnicate $MORE"
+    text = "vllm serve m/x --monokernel --tensor-paralel-size 4 --max-num-seqs $N --host a --frobnicate $MORE"
     (line,) = lines(text)
     caveats = list(line.caveats())
     assert caveats[0].startswith(
         "not judged: --tensor-paralel-size (did you mean --tensor-parallel-size?), --frobnicate"
     )
-    assert caveats[1].startswith("not modelled: --enforce-eager (")
+    assert caveats[1].startswith("not modelled: --monokernel (")
     assert caveats[2] == "missing: --max-num-seqs is $N, which the script does not set"
     assert caveats[3].startswith("missing: $MORE")
     assert len(caveats) == 4

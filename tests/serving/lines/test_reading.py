@@ -16,6 +16,7 @@ from phalanx.serving.lines.reading import read
 
 _GIVEN = {"cluster": "dgx-h100"}
 _SGLANG = "python -m sglang.launch_server --model"
+_FIRST = "--disaggregation-mode prefill"
 _DRAWN = "prepare_dataset.py token-norm-dist --num-requests 50 --input-mean 90 --output-mean 30 --input-stdev 9"
 _DRAWN += " --output-stdev 3"
 _GUIDED = "guidellm benchmark --model llama3-8b --data prompt_tokens=90,output_tokens=30"
@@ -200,8 +201,12 @@ def test_options_go_before_lines(tmp_path: Path) -> None:
             "line 1 starts 2 benchmarks, in a loop; leave it one value",
         ),
         (
-            f"{_SGLANG} llama3-8b --disaggregation-mode prefill\n{_SGLANG} llama3-8b --disaggregation-mode decode",
-            "the servers in lines 1, 2 prefill and decode apart: the layouts of two are not read; leave one",
+            f"{_SGLANG} llama3-8b {_FIRST}\n{_SGLANG} llama3-8b --tp 2 {_FIRST}",
+            "the servers in lines 1, 2 prefill and decode apart, and are not read as two parts; leave one line of",
+        ),
+        (
+            f"{_SGLANG} llama3-8b {_FIRST}\n{_SGLANG} llama3-70b --disaggregation-mode decode",
+            "the servers of lines 1 and 2 differ in model",
         ),
         ("vllm bench serve --model foo/bar", "--model: foo/bar is not a model that is known; give its config.json"),
         ("vllm bench serve", "--model: missing: the file does not say it"),
@@ -229,12 +234,12 @@ def test_a_mistake_is_one_line(tmp_path: Path, text: str, message: str) -> None:
 
 def test_strict_fails_where_something_matters(tmp_path: Path) -> None:
     server = "vllm serve meta-llama/Llama-3.1-8B --max-num-seqs 64"
-    for extra, code in (("", 0), (" --enforce-eager", 1), (" --frobnicate 3", 1)):
+    for extra, code in (("", 0), (" --monokernel", 1), (" --frobnicate 3", 1)):
         (tmp_path / "run.sh").write_text(f"{server}{extra}\n{_BENCH} --num-prompts 20\n")
         ask = ("serve", "plan", "--from", "run.sh", "--cluster", "dgx-h100", "--strict")
         got, out, _ = phalanx(tmp_path, *ask)
         assert got == code
-        assert out.startswith({"": "vLLM on", " --enforce-eager": "not modelled:"}.get(extra, "not judged:"))
+        assert out.startswith({"": "vLLM on", " --monokernel": "not modelled:"}.get(extra, "not judged:"))
         caveats = json.loads(phalanx(tmp_path, *ask, "--json")[1])["caveats"]
         assert bool(caveats) == bool(extra)
 
@@ -292,3 +297,89 @@ def test_a_file_may_have_several_loads(tmp_path: Path, text: str, loads: list[di
 def test_a_data_set_of_guidellm_has_no_lengths(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text("guidellm benchmark --model llama3-8b --data a/b --profile synchronous")
     assert "the lengths of a/b are not in the line" in error_of(tmp_path, "serve plan --from run.sh --cluster h100")
+
+
+@pytest.mark.parametrize(
+    ("server", "graphs"),
+    [
+        ("vllm serve meta-llama/Llama-3.1-8B --enforce-eager", 0),
+        ("vllm serve meta-llama/Llama-3.1-8B --no-enforce-eager", None),
+        ("vllm serve meta-llama/Llama-3.1-8B --max-cudagraph-capture-size 64", 64),
+        ("vllm serve meta-llama/Llama-3.1-8B --max-cudagraph-capture-size 64 --enforce-eager", 0),
+        ("python -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B --disable-cuda-graph", 0),
+        ("vllm bench throughput --model meta-llama/Llama-3.1-8B --enforce-eager --input-len 9 --output-len 9", 0),
+    ],
+)
+def test_a_server_without_graphs_is_priced_so_and_says_what_it_assumes(
+    tmp_path: Path, server: str, graphs: int | None
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{server}\n{_BENCH if 'throughput' not in server else ''}\n")
+    answer = read([tmp_path / "run.sh"], {"cluster": "dgx-h100"})
+    assert answer.fields.get("graphs") == graphs
+    assert any("without CUDA graphs" in caveat for caveat in answer.caveats) == (graphs == 0)
+    assert not any("eager" in caveat or "disable-cuda-graph" in caveat for caveat in answer.caveats)
+
+
+_ROLE = '--kv-transfer-config \'{{"kv_connector": "NixlConnector", "kv_role": "kv_{}"}}\''
+_PRODUCER, _CONSUMER = _ROLE.format("producer"), _ROLE.format("consumer")
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "gpus"),
+    [
+        (
+            f"{_SGLANG} llama3-8b --disaggregation-mode prefill --port 1\n"
+            f"{_SGLANG} llama3-8b --tp 2 --disaggregation-mode decode --port 2",
+            "1 x tp=1 + 1 x tp=2",
+            3,
+        ),
+        (  # the part that decodes may be first, and equal lines on other ports are more workers
+            f"{_SGLANG} llama3-8b --tp 2 --disaggregation-mode decode --port 1\n"
+            f"for P in 2 3 4; do {_SGLANG} llama3-8b --disaggregation-mode prefill --port $P & done",
+            "3 x tp=1 + 1 x tp=2",
+            5,
+        ),
+        (  # the nodes of one server listen on hosts of their own
+            *(
+                "\n".join(
+                    f"{_SGLANG} llama3-8b --tp 8 --nnodes 2 --node-rank {rank} --host h{rank} --dist-init-addr h0:5 "
+                    "--disaggregation-mode prefill"
+                    for rank in (0, 1)
+                )
+                + f"\n{_SGLANG} llama3-8b --disaggregation-mode decode",
+                "1 x tp=8 + 1 x tp=1",
+                9,
+            ),
+        ),
+        (f"vllm serve llama3-8b {_PRODUCER}\nvllm serve llama3-8b -tp 4 {_CONSUMER}", "1 x tp=1 + 1 x tp=4", 5),
+        (
+            f"python -m dynamo.vllm --model llama3-8b --is-prefill-worker &\nvllm serve llama3-8b -tp 2 {_CONSUMER}",
+            "1 x tp=1 + 1 x tp=2",
+            3,
+        ),
+    ],
+)
+def test_servers_that_prefill_and_decode_apart_are_one_question(
+    tmp_path: Path, text: str, layout: str, gpus: int
+) -> None:
+    (tmp_path / "run.sh").write_text(f"{text}\n")
+    answer = read([tmp_path / "run.sh"], {"cluster": "dgx-h100", "input": 100, "output": 10})
+    got = answer.fields
+    assert (got["layout"], got["gpus"], got["mode"]) == (layout, gpus, "disaggregated")
+    assert not any("disaggregation-mode" in caveat or "kv-transfer" in caveat for caveat in answer.caveats)
+
+
+def test_limits_are_each_of_the_server_that_they_bind(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        f"vllm serve llama3-8b --max-num-batched-tokens 4096 --max-num-seqs 7 {_PRODUCER}\n"
+        f"vllm serve llama3-8b --max-num-batched-tokens 9999 --max-num-seqs 33 {_CONSUMER}\n"
+        f"{_BENCH} --max-concurrency 8 --num-prompts 40\n"
+    )
+    code, out, err = phalanx(tmp_path, "serve", "plan", "--from", "run.sh", "--cluster", "dgx-h100", "--json")
+    assert not code, err
+    plan = json.loads(out)
+    first, then = plan["best"]["workers"]
+    assert [w["count"] for w in (first, then)] == [1, 1]
+    assert first["step_tokens"] == 4096
+    assert then["slots"] <= 33
+    assert not plan["likely"]  # no such run is published

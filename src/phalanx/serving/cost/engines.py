@@ -40,6 +40,10 @@ class EngineConstants:
     """The same of a layer where more sequences decode than graphs were captured for (cost/workspace.py), which is
     slow enough for batches to stay there (sgl-project/sglang#33483). Fitted on bursts of 1,000 requests: 1.6 to
     2.0 ms without any one of 14 families."""
+    uncaptured_s: Column = 0.7e-3
+    """The same of every layer of a server that captures no graphs at all: 0.5 ms of Qwen3-14B-AWQ on an A100
+    (vllm-project/vllm#20469), 0.8 of Qwen2.5-Omni's thinker and talker on an A800 (vllm-project/vllm-omni#7960), 1.1
+    of gpt-oss-120b on a DGX Spark (conselara.dev, dgx-spark-benchmarks). It is the host's, so it is not fitted."""
     hop_s: Column = 3e-6
     """Seconds of a small all-reduce in an NVLink domain, per doubling of its ranks."""
     net_hop_s: Column = 9e-6

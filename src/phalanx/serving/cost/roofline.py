@@ -3,7 +3,7 @@
 The shares of rates that kernels and links reach, and an engine's overheads, are fitted on measured runs (engines.py).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -25,7 +25,7 @@ from phalanx.serving.cost.step import (
     token_bytes,
 )
 from phalanx.serving.cost.step import weight_bytes as bytes_of_weights
-from phalanx.serving.cost.workspace import MemoryRule, graphs
+from phalanx.serving.cost.workspace import MemoryRule, graphs, rounded_share
 from phalanx.spec.cluster.chips import CHIPS
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.model.spec import ModelSpec
@@ -56,7 +56,7 @@ class ServingPrice:
     slots: int | None = None
     """The most concurrent requests; None: the engine's default."""
     graphs: int | None = None
-    """The largest batch of CUDA graphs of decoding; None: the engine's default."""
+    """The largest batch of CUDA graphs of decoding; 0: none; None: the engine's default."""
 
     @cached_property
     def shape(self) -> ServingShape:
@@ -115,7 +115,10 @@ class ServingPrice:
 
     def weight_bytes(self, x: ServingLayout) -> float:
         """Bytes of weights on the fullest GPU."""
-        return float(bytes_of_weights(self.shape, self.split(x)))
+        split = self.split(x)
+        if self.engine == "vllm" and (self.expert_weights or self.weights) == "mxfp4":
+            split = replace(split, expert_bytes=split.expert_bytes * rounded_share(self.model, self.generation, x))
+        return float(bytes_of_weights(self.shape, split))
 
     @cached_property
     def memory(self) -> MemoryRule:

@@ -70,7 +70,7 @@ class GpuSplit:
     """1: the engine runs experts with the kernels of DeepEP and DeepGEMM, places them by load, and overlaps the
     computing of one half of a batch with the communication of the other, as deployments over many GPUs do."""
     graphs: Column = np.inf
-    """The most sequences of an attention group that decode under CUDA graphs."""
+    """The most sequences of an attention group that decode under CUDA graphs; 0: no step runs under one."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,8 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     out["collectives"] = out["collectives"] - hidden * np.minimum(out["collectives"], computed)
     gpu = computed + out["collectives"]
     beyond = b.sequences / x.attention_dp > x.graphs
-    each = np.where(b.tokens > 0, c.eager_layer_s, c.eager_decode_s)
+    partial = np.where(b.tokens > 0, c.eager_layer_s, c.eager_decode_s)  # steps under graphs
+    each = np.where(x.graphs > 0, partial, c.uncaptured_s)
     eager = np.where((b.tokens > 0) | beyond, m.layers * each + m.latent_layers * c.latent_eager_s, 0.0)
     out["other"] = out["other"] + (gpu**4 + eager**4) ** 0.25 - gpu
     return out

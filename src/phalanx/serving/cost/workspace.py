@@ -85,6 +85,29 @@ def _layer(model: ModelSpec, tokens: int, routed: bool = True) -> float:
     return tokens * 3 * width * 2
 
 
+_TILES = {"hopper": (256, 256, True), "blackwell": (256, 256, False), "cdna": (256, 256, False)}
+_MARLIN_TILES = (256, 128, False)
+"""Beginning of a generation's name -> multiples of the hidden and the expert's width to which vLLM's kernels of MXFP4
+round, and whether values alone: of FlashInfer and AITER, of Triton on Hopper (triton_kernels, HopperMXValueLayout,
+along the dimension that a product sums over), and of Marlin elsewhere (vllm/model_executor/layers/fused_moe/oracle/
+mxfp4.py, mxfp4_round_up_hidden_size_and_intermediate_size)."""
+_VALUES = 0.5 / 0.53125
+"""Of the bytes of MXFP4: the rest are scales."""
+
+
+def rounded_share(model: ModelSpec, generation: str, x: ServingLayout) -> float:
+    """Return the bytes of a rank's MXFP4 experts in vLLM over the checkpoint's. gpt-oss-120b takes 64.4 GiB on an
+    H100 (vllm-project/vllm#33155), 66.0 under Marlin (#23278), and 60.8 as published."""
+    if model.experts is None:
+        return 1.0
+    wide, rank = model.hidden, model.experts.ffn / x.moe_tp
+    tiles = next((t for name, t in _TILES.items() if generation.startswith(name)), _MARLIN_TILES)
+    if generation.endswith("-gddr"):
+        tiles = _MARLIN_TILES
+    hidden, width = (math.ceil(n / tile) * tile / n for n, tile in zip((wide, rank), tiles, strict=False))
+    return 1 + _VALUES * ((2 * hidden + width) / 3 - 1) if tiles[2] else hidden * width
+
+
 _VLLM_GRAPHS = 512
 """The largest batch of vLLM's CUDA graphs (vllm/config/vllm.py, _set_cudagraph_sizes)."""
 _TRTLLM_TOKENS, _TRTLLM_GRAPH, _TRTLLM_LOGIT = 8192, 128, 6

@@ -33,6 +33,8 @@ class ServerPods:
     """GPUs of a pod; None: the manifest does not say."""
     gpu: str = ""
     """The GPU of the nodes that the manifest selects, as the label has it; empty: it selects none."""
+    part: str = ""
+    """prefill or decode, where a service has both apart; empty: the manifest does not say."""
 
 
 def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
@@ -59,16 +61,17 @@ def _commands(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterat
         return
     pods = replace(pods, gpu=_gpu(value) or pods.gpu)
     if (workers := _workers(value)) is not None:
-        for start, worker in workers:
+        for start, part, worker in workers:
             copies = _count(worker.get("replicas", worker.get("minReplicas"))) or 1
-            yield from _commands(worker, replace(pods, copies=copies), start)
+            yield from _commands(worker, replace(pods, copies=copies, part=part), start)
         return
-    if value.get("componentType", value.get("type")) == "worker":  # of NVIDIA Dynamo
-        pods = replace(pods, copies=_count(value.get("replicas")) or 1)
+    kind = value.get("subComponentType", value.get("componentType", value.get("type")))  # of NVIDIA Dynamo
+    if kind in ("worker", *_PARTS):
+        pods = replace(pods, copies=_count(value.get("replicas")) or 1, part=kind if kind in _PARTS else "")
     if value.get("kind") in _COPIES and isinstance(spec := value.get("spec"), Mapping):
         group = spec.get("leaderWorkerTemplate")
         size = _count(group.get("size")) if isinstance(group, Mapping) else None
-        pods = replace(pods, copies=_count(spec.get("replicas")) or 1, size=size or 1)
+        pods = replace(pods, copies=_count(spec.get("replicas")) or 1, size=size or 1, part=_part(value))
     if isinstance(value.get("vllmConfig"), Mapping) and value.get("modelURL"):
         line = shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
         yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")), pods.gpu)
@@ -97,9 +100,19 @@ _PARALLELISM = {
 }
 
 
-def _workers(value: Mapping[str, Any]) -> list[tuple[list[str], Mapping[str, Any]]] | None:
-    """Return (what its containers start, its table) for each part of a service whose model stands outside of its
-    containers; None for any other table."""
+_PARTS = ("prefill", "decode")
+
+
+def _part(value: Mapping[str, Any]) -> str:
+    """Return which part of a service an object is by its name; empty: its name does not say."""
+    named = value.get("metadata")
+    words = re.split(r"[^a-z]", str(named.get("name") if isinstance(named, Mapping) else ""))
+    return next((part for part in _PARTS if part in words), "")
+
+
+def _workers(value: Mapping[str, Any]) -> list[tuple[list[str], str, Mapping[str, Any]]] | None:
+    """Return (what its containers start, its name of two, its table) for each part of a service whose model stands
+    outside of its containers; None for any other table."""
     inner = value.get("spec")
     spec: Mapping[str, Any] = inner if isinstance(inner, Mapping) else {}
     if value.get("kind") == "LLMInferenceService":
@@ -118,7 +131,9 @@ def _workers(value: Mapping[str, Any]) -> list[tuple[list[str], Mapping[str, Any
     flags = dict(word.lstrip("-").partition("=")[::2] for word in _words(named.get("args")))
     name = flags.get("model_id") or named.get("name") or str(named.get("uri", "")).removeprefix("hf://")
     tables = [x for x in parts if isinstance(x, Mapping) and x.get("create") is not False and x.get("replicas") != 0]
-    return [(["vllm", "serve", str(name), *_degrees(x.get("parallelism"))], x) for x in tables]
+    parted = ("decode", "prefill") if len(tables) > 1 else ("",)
+    starts = [["vllm", "serve", str(name), *_degrees(x.get("parallelism"))] for x in tables]
+    return list(zip(starts, parted, tables, strict=False))
 
 
 def _degrees(parallelism: Any) -> Iterator[str]:

@@ -92,6 +92,8 @@ class Line:
     """Release of its engine, by an image's tag or a pinned package; empty: not said."""
     image: str = ""
     """The image that is taken to start the program by its name alone; empty: none is."""
+    places: int = 1
+    """Ports and hosts on which equal lines start it, of which this is the first."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ def lines(
     """Return the servers and benchmarks that a script or a command line starts, in order; the parts of one server are
     one. `files`: the files of `--config`; `pods`: line of a command -> its pods. Raises InputError for text that a
     shell would refuse."""
-    started: dict[tuple[str, ...], Line] = {}
+    started: dict[tuple[str, ...], list[Line]] = {}
     for invocation in follow(text, name=name).invocations:
         place = _program(invocation.words)
         if place is not None:
@@ -164,8 +166,20 @@ def lines(
             line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))
             variables = _variables(invocation.words, invocation.environment)
             line = replace(line, variables=variables, release=_release(text, program.engine), image=image)
-            started.setdefault((program.title, *alike), line)
-    return list(started.values())
+            each = started.setdefault((program.title, *alike), [])
+            if not any(_place(line) == _place(other) for other in each):
+                each.append(line)
+    return [replace(each[0], places=len(each)) for each in started.values()]
+
+
+_MEETING = ("dist_init_addr", "data_parallel_address", "master_addr")
+"""Flags in which the nodes of one server say where they meet."""
+
+
+def _place(line: Line) -> tuple[Any, ...]:
+    """Return where a server listens; of one over several nodes, where these meet."""
+    met = tuple(line.flags.get(name) for name in _MEETING)
+    return met if any(met) else (line.flags.get("port"), line.flags.get("host"))
 
 
 _OWN = re.compile(r"(VLLM|SGLANG|SGL|TRTLLM|TLLM)_\w+")

@@ -36,7 +36,8 @@ _PARTS = frozenset(
     ("nnodes", "node_rank", "headless", *(f"data_parallel_{x}" for x in ("rank", "start_rank", "size_local")))
 )
 """Flags of a server with parts on several pods."""
-_APART = frozenset(("kv_transfer_config", "disaggregation_mode"))
+_ROLES = re.compile(r"(prefill|true|kv_producer)|(decode|kv_consumer)")
+_APART = ("disaggregation_mode", "is_prefill_worker", "kv_transfer_config")
 """Flags of a server that only prefills or only decodes."""
 
 
@@ -91,12 +92,10 @@ def read(paths: Sequence[Path], given: Mapping[str, Any]) -> LinesRead:
 def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any]) -> LinesRead:
     """Read the lines of a script, as `read` does. Raises InputError."""
     servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
-    if len(servers) > 1 and all(_APART & x.flags.keys() for x in servers):
-        reason = f"in lines {', '.join(str(x.number) for x in servers[:6])} prefill and decode apart"
-        remedy = "leave one in the file, or have them planned: --mode disaggregated with --model, --gpus and a load"
-        raise InputError("from", None, f"the servers {reason}: the layouts of two are not read", remedy)
     # vLLM's headless nodes are parts of the first node's server.
-    server = single_line([x for x in servers if x.flags.get("headless") is not True] or servers, "servers")
+    servers = [x for x in servers if x.flags.get("headless") is not True] or servers
+    prefill, others = _apart(servers)
+    server = single_line(others, "servers")
     benches = [x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")]
     bench = (
         single_line(benches, "benchmarks")
@@ -109,11 +108,14 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     cluster, taken = _selected(server, given)
     given = {**cluster, **given}
     fields, caveats = _served(server, bench, given)
+    if prefill is not None and server is not None:
+        fields, caveats = _paired(prefill, server, given, fields, caveats)
+        given = {**given, "mode": "disaggregated"}
     asked = [load for each in benches for load in loads(each, drawn, given)] or [({}, [])]
     sweep = list({str(sorted({**load, **given}.items())): load for load, _ in asked}.values())
     if len(sweep) > _MOST_LOADS:
         raise InputError("from", len(sweep), f"are more loads than are answered, {_MOST_LOADS}", "leave some of them")
-    parts = [x for x in (server, drawn, *(each for each in benches if each is not server)) if x is not None]
+    parts = [x for x in (prefill, server, drawn, *(each for each in benches if each is not server)) if x is not None]
     judged = [caveat for line in parts for caveat in line.caveats(given)]
     judged += taken
     judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
@@ -136,6 +138,46 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
 
 
 # The server
+
+
+def _apart(servers: Sequence[Line]) -> tuple[Line | None, Sequence[Line]]:
+    """Return the line of servers that only prefill, and the lines of the others. Raises InputError where their part
+    is not said."""
+    if len(servers) < 2 or not all(map(_part, servers)):
+        return None, servers
+    first, then = ([x for x in servers if (role := _ROLES.search(_part(x))) and role[group]] for group in (1, 2))
+    if len(servers) != 2 or not (len(first) == len(then) == 1):
+        reason = f"in lines {', '.join(str(x.number) for x in servers[:6])} prefill and decode apart"
+        remedy = "leave one line of each part, with its --disaggregation-mode, or kv_producer and kv_consumer"
+        raise InputError("from", None, f"the servers {reason}, and are not read as two parts", remedy)
+    return first[0], then
+
+
+def _part(server: Line) -> str:
+    """Return the words that say whether a server prefills or decodes; empty: it does both."""
+    said = [str(server.flags[flag]).lower() for flag in _APART if flag in server.flags]
+    return " ".join((*said, server.pods.part)).strip()
+
+
+def _paired(
+    prefill: Line, decode: Line, given: Mapping[str, Any], fields: dict[str, Any], caveats: list[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of servers that prefill and decode apart, with their caveats; `fields`, `caveats`: of those
+    that decode. Raises InputError for two models or engines."""
+    first, more = _served(prefill, None, given)
+    for name in ("model", "engine", "weights", "cache"):
+        if first[name] != fields[name]:
+            raise InputError(
+                "from", None, f"the servers of lines {prefill.number} and {decode.number} differ in {name}"
+            )
+    both = [(x.places * x.pods.copies, part["layout"]) for x, part in ((prefill, first), (decode, fields))]
+    text = " + ".join(f"{count} x {layout}" for count, layout in both)
+    gpus = sum(part["gpus"] * x.places for x, part in ((prefill, first), (decode, fields)))
+    if first.get("memory") != fields.get("memory"):
+        more.append(f"assumed: both take the share of memory of the server that decodes, in line {decode.number}")
+    chunk = {"chunk": first["chunk"]} if "chunk" in first else {}
+    joined = {**fields, **chunk, "mode": "disaggregated", "layout": text, "gpus": gpus}
+    return joined, list(dict.fromkeys((*more, *caveats)))
 
 
 def _selected(server: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
@@ -180,6 +222,9 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
         value = stated.get(flag, server.program.defaults.get(flag))
         if isinstance(value, int) and value > 0:
             fields[field] = value
+    if stated.get("eager") is True:
+        fields["graphs"] = 0
+        caveats.append(_EAGER)
     if isinstance(memory := stated.get("memory", server.program.defaults.get("memory")), float | int):
         fields["memory"] = float(memory)
     _add_defaults(fields, given, server)
@@ -193,6 +238,10 @@ def _served(server: Line | None, bench: Line | None, given: Mapping[str, Any]) -
     return fields, caveats
 
 
+_EAGER = (
+    "assumed: without CUDA graphs a layer takes its host at least 0.7 ms, of published runs 0.5 to 1.1 ms: time may "
+    "differ"
+)
 _V1 = (0, 8)
 """The release of vLLM from which its v1 engine is the default (vllm-project/vllm, releases, v0.8.0): before, prompts
 have steps of their own, whole up to 32,768 tokens of context, and 256 requests are under way at most."""

@@ -36,7 +36,7 @@ def none_serves(search: Search) -> InputError:
     remedy = "smaller weights (--weights)"
     if largest.cache_tokens > 0:  # otherwise weights alone take more than there is
         remedy += " or a smaller cache (--kv fp8)"
-    if search.only is not None:
+    if search.only is not None or q.pair:
         return InputError("layout", degrees, f"holds no request: {short}", f"another layout, or {remedy}")
     enough = _holding(search)
     more = f"{enough} GPUs hold one; or use {remedy}" if enough else f"more GPUs, {remedy}"

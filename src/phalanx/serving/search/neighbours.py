@@ -62,6 +62,8 @@ def _changes(x: ServingLayout, experts: bool) -> Iterator[tuple[str, ServingLayo
 def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
     """Return the neighbours of the best deployment, with the reason against each."""
     q, best = search.q, answer.best
+    if q.pair:
+        return []
     group = best.groups[-1]
     changes = [(c, best.weights, x) for c, x in _changes(group.layout, q.model.experts is not None)]
     changes += [(f"{other} weights", other, group.layout) for other in q.weights if other != best.weights]

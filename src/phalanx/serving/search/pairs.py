@@ -108,6 +108,8 @@ def pairs(q: ServingQuestion, first: Copy, then: Copy, chunk: int) -> Iterator[S
     lost = q.workers_lost(first.layout.gpus), q.workers_lost(then.layout.gpus)
     prefills = np.arange(1, q.gpus // first.layout.gpus + 1)
     decodes = (q.gpus - prefills * first.layout.gpus) // then.layout.gpus
+    if q.pair:
+        prefills, decodes = (np.array([count]) for count, _ in q.pair)
     room = (prefills > lost[0]) & (decodes > lost[1])
     prefills, decodes = prefills[room], decodes[room]
     batches = _batches(q, then)
@@ -125,7 +127,8 @@ def pairs(q: ServingQuestion, first: Copy, then: Copy, chunk: int) -> Iterator[S
             best = int(np.argmax(able))  # the first of equals has the fewest that prefill
             served, before = float(able[best]), int(prefills[best])
             # Decode workers beyond what prompts need would idle.
-            after = max(1, min(int(decodes[best]) - lost[1], math.ceil(served / each))) + lost[1]
+            needed = int(decodes[best]) if q.pair else math.ceil(served / each)
+            after = max(1, min(int(decodes[best]) - lost[1], needed)) + lost[1]
         left = after - lost[1]
         users = min(left * batch, max(1, round(served * q.output * tpot))) + max(1, round(served * moved))
         slots = batch

@@ -86,6 +86,8 @@ class ServingQuestion:
     lost: tuple[int, str] = (0, "node")
     """(number, kind) of nodes, GPUs or copies without which the others keep the limits."""
     large_ep: LargeEp = "auto"
+    pair: tuple[tuple[int, ServingLayout], ...] = ()
+    """(workers, layout) that prefill, and that decode, where both are given; empty: they are searched."""
 
     @property
     def limits(self) -> dict[str, float]:
@@ -120,7 +122,7 @@ class ServingQuestion:
     @property
     def sized(self) -> bool:
         """Whether the search is for the fewest GPUs of a load."""
-        return self.open_load and not self.finite and self.objective in SPARING
+        return self.open_load and not self.finite and self.objective in SPARING and not self.pair
 
     @property
     def offered(self) -> float:

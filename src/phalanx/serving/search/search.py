@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.search.copies import Copy
-from phalanx.serving.search.pairs import BATCHES, SLACK, best_prefills, crowding, pairs
+from phalanx.serving.search.pairs import BATCHES, SLACK, best_prefills, crowding, pairs, prompt_chunks
 from phalanx.serving.search.question import (
     SPARING,
     Objective,
@@ -72,8 +73,9 @@ class Search:
         for weights in self.q.weights:
             q, block = self.q, self.q.block_of(weights)
             every = layouts(q.model, q.gpus, q.engine, q.cluster.ranks_per_node, not q.sized, block)
-            fixed = () if self.only is None or layout_error(q.model, self.only, q.engine, block) else (self.only,)
-            for layout in every if self.only is None else fixed:
+            only = {x for _, x in q.pair} if self.only is None else {self.only}
+            legal = [x for x in only if not layout_error(q.model, x, q.engine, block)]
+            for layout in legal if only else every:
                 copy = self.copy_of(weights, layout)
                 if not copy.missing:
                     yield copy
@@ -137,7 +139,15 @@ class Search:
             yield ServingCandidate(copy.weights, (group,), able[-1] * (count - lost), steady)
 
     def disaggregated(self, copies: list[Copy]) -> Iterator[ServingCandidate]:
-        """Yield candidates with separate prefill and decode workers, in numbers that match their rates."""
+        """Yield candidates with separate prefill and decode workers, in numbers that match their rates or are
+        given."""
+        if self.q.pair:
+            (_, before), (_, behind) = self.q.pair
+            for first, then in product(copies, copies):
+                if (first.layout, then.layout) == (before, behind) and first.weights == then.weights:
+                    for chunk in prompt_chunks(self.q, before):
+                        yield from self.after(first, then, chunk)
+            return
         for first, chunk in best_prefills(self.q, copies):
             for then in copies:
                 if then.weights == first.weights:
