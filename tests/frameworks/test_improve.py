@@ -193,6 +193,7 @@ def test_options_of_a_file_are_priced(tmp_path: Path) -> None:
     [
         (("plan", "--from", "run.sh"), "--cluster: is missing"),
         (("plan", "--from", "none.sh", "--cluster", "dgx-h100"), "no such file"),
+        (("plan", "--from", "none.sh"), "no such file"),
         (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--stack", "maxtext"), "is a configuration of"),
         (("plan", "--from", "run.sh", "--cluster", "dgx-h100", "--deadline", "1"), "--deadline: no such option"),
         (("plan", "--from", "notes.txt", "--cluster", "dgx-h100"), "is not a configuration"),

@@ -157,7 +157,10 @@ def improve(
     from phalanx.answers import observed
     from phalanx.answers.configurations.improve import improvement_of
     from phalanx.answers.search.wishes import Wishes
+    from phalanx.frameworks.reading.source import split_function
 
+    if gone := next((str(path) for path in sources if not split_function(path)[0].exists()), ""):
+        raise InputError("file", gone, "no such file")
     if query.cluster is None:
         raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
     source, *more = sources
