@@ -74,6 +74,9 @@ def test_the_pipeline_engine_takes_no_zero_above_1(tmp_path: Path) -> None:
         (tmp_path / "run.sh").write_text(f"{line} {more}")
         c, config = files.read([tmp_path / "run.sh"])
         assert ("pipelined-zero" in {mistake.name for mistake in lint(config, c)}) is named
+    (tmp_path / "run.sh").write_text(f"{line} 3 --seq-length 64 --max-position-embeddings 64 --vocab-size 512")
+    said = error_of(tmp_path, "predict run.sh --cluster dgx-a100")
+    assert "zero-stage: 3 is refused" in said
 
 
 def test_nemo_rl_reads_the_files_that_it_inherits_from_and_its_enabled_trainer(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.spec import FIELDS, Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
-_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree")
-"""Lints of settings that contradict each other: a price would have to choose one of them."""
+_CONFLICTS = ("both-halves", "two-engines", "types-disagree", "batches-disagree", "pipelined-zero")
+"""Lints of settings that contradict each other: a price would have to choose one of them, and the program refuses."""
 _BATCH_CONFLICT = "batch-arithmetic"
 """The lint of a contradictory global batch, which the query may set."""
 _OPEN_KERNEL = ("hf", "accelerate")
