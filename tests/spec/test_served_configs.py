@@ -122,6 +122,9 @@ def test_parameters_are_those_that_models_are_known_by(name: str, billions: floa
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", "Qwen/Qwen2.5-14B"),
         ("alignment-handbook/zephyr-7b-sft-full", "mistralai/Mistral-7B-v0.3"),
         ("lmsys/vicuna-13b-v1.5-16k", "meta-llama/Llama-2-13b"),
+        ("amd/Llama-3.1-405B-Instruct-FP8-KV", "meta-llama/Llama-3.1-405B"),
+        ("cyankiwi/gemma-4-31B-it-AWQ-4bit", "google/gemma-4-31B"),
+        ("Intel/Qwen3.5-397B-A17B-int4-AutoRound", "Qwen/Qwen3.5-397B-A17B"),
     ],
 )
 def test_names_say_how_a_model_was_tuned_and_quantised(written: str, meant: str) -> None:
@@ -137,6 +140,12 @@ def test_a_release_tuned_for_long_contexts_says_so_by_its_date() -> None:
 def test_a_preset_is_never_taken_for_a_published_model() -> None:
     assert [name for name in PRESETS if "/" in name] == []
     assert published("Qwen/Qwen3-33B") is None
+
+
+@pytest.mark.parametrize("name", ["cyankiwi/Qwen3-8B-AWQ-8bit", "Intel/Qwen3-8B-AutoRound"])
+def test_a_name_that_does_not_say_the_bits_of_its_weights_is_not_known(name: str) -> None:
+    """Its weights would be taken for ones of 4 or of 16 bits."""
+    assert published(name) is None
 
 
 @pytest.mark.parametrize(

@@ -217,3 +217,33 @@ def test_a_service_says_its_degrees(tmp_path: Path) -> None:
     text = _LLM_SERVICE.replace("%s", "Qwen/Qwen3-30B-A3B").replace("tensor: 4", "data: 4, expert: true")
     found = _read(tmp_path / "a.yaml", text)
     assert (found.fields["layout"], found.fields["gpus"]) == ("tp=1,dp=4,ep=4", 8)
+
+
+_KUBEAI = """apiVersion: kubeai.org/v1
+kind: Model
+metadata: {{name: a}}
+spec:
+  url: hf://{model}
+  engine: {engine}
+  args: [--tensor-parallel-size=2, --max-num-seqs=7]
+  resourceProfile: {profile}
+  minReplicas: 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "cluster", "stops"), [("nvidia-gpu-h100:2", "h100", False), ("amd-gpu-mi300x:1", "mi300x", True)]
+)
+def test_a_model_of_kubeai_has_its_server_s_flags_and_its_profile_s_gpus(
+    tmp_path: Path, profile: str, cluster: str, stops: bool
+) -> None:
+    text = _KUBEAI.format(model=_8B, engine="VLLM", profile=profile)
+    (tmp_path / "a.yaml").write_text(text)
+    answer = read([tmp_path / "a.yaml"], {})
+    got = answer.fields
+    assert (got["layout"], got["slots"], got["gpus"]) == ("tp=2", 7, 6)
+    assert cluster in got["cluster"]
+    assert any(caveat.startswith("does not start") for caveat in answer.caveats) == stops
+    (tmp_path / "a.yaml").write_text(text.replace("VLLM", "OLlama"))
+    with pytest.raises(InputError, match="starts no server"):
+        read([tmp_path / "a.yaml"], {})

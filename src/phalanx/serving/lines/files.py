@@ -76,6 +76,9 @@ def _commands(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterat
         line = shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
         yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")), pods.gpu)
         return
+    if str(value.get("apiVersion")).startswith("kubeai.org/") and isinstance(spec := value.get("spec"), Mapping):
+        yield from _of_kubeai(spec)
+        return
     words = [*_words(value.get("command")), *_words(value.get("args"))]
     if (words or (start and "resources" in value)) and (
         "image" in value or "name" in value or "modelFormat" in value
@@ -89,6 +92,16 @@ def _commands(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterat
         return
     for inner in value.values():
         yield from _commands(inner, pods, start)
+
+
+def _of_kubeai(spec: Mapping[str, Any]) -> Iterator[tuple[str, ServerPods]]:
+    """Yield the command line of a model of KubeAI under vLLM; its profile has the GPU and their number, as in
+    `nvidia-gpu-h100:2` (kubeai-project/kubeai, charts/kubeai/values.yaml, resourceProfiles)."""
+    if str(spec.get("engine", "VLLM")) == "VLLM" and spec.get("url"):
+        profile, _, gpus = str(spec.get("resourceProfile", "")).partition(":")
+        line = ["vllm", "serve", str(spec["url"]).removeprefix("hf://"), *_words(spec.get("args"))]
+        gpu = re.sub("^(nvidia|amd)-gpu-", "", profile)
+        yield shlex.join(line), ServerPods(_count(spec.get("minReplicas")) or 1, 1, _count(gpus), gpu)
 
 
 _OF_KSERVE = ("--model_id=", "--model_name=", "--backend=")

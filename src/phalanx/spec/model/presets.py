@@ -36,8 +36,8 @@ PUBLISHED: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, _is_published)
 """Published models by Hugging Face name, without the suffixes of tuning and quantisation."""
 
 _TUNED = re.compile(
-    r"-(instruct|thinking|chat|base|it|hf|sft|dpo|fp8|fp4|nvfp4|mxfp4|awq|gptq|int[48]|(quantized\.)?w\d+a\d+|bf16"
-    r"|dynamic|terminus|exp|v[01]\.\d|\d{4}|\d+[ek])(?=-|$)"
+    r"-(instruct|thinking|chat|base|it|hf|sft|dpo|fp8(-kv)?|fp4|nvfp4|mxfp4|awq(-4bit)?|gptq(-4bit)?"
+    r"|int[48](-autoround)?|(quantized\.)?w\d+a\d+|bf16|dynamic|terminus|exp|v[01]\.\d|\d{4}|\d+[ek])(?=-|$)"
 )
 _LONGER = ((re.compile(r"qwen3-.*-2507|qwen3-coder-30b", re.I), 262144),)
 """Names of models -> the tokens that they are trained for, more than the model whose sizes they have: their
