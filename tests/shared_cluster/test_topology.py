@@ -121,6 +121,120 @@ def test_a_fabric_is_read_from_its_switches():
         ibnetdiscover.read_topology(_FABRIC.replace("4xNDR", "4xFOO", 1), "ib.txt")
 
 
+_LIST = """
+CA: node03 mlx5_0:
+      0x0008f10403961358      9    1[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       7    2[  ] "leaf" ( )
+Switch: 0x005442ba00003080 ISR9024 Voltaire:
+           6   22[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       4    1[  ] "node01 mlx5_0" ( )
+           6   10[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       3    1[  ] "SW-6IB4 Voltaire" ( )
+           6    8[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>      14    2[  ] "node02 mlx5_0" ( )
+           6    9[  ] ==(                Down/ Polling)==>             [  ] "" ( )
+           6   41[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>   5    1[  ] "Mellanox Technologies Aggregation" ( )
+Switch: 0x0008f10400410015 SW-6IB4 Voltaire:
+           3    6[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       7    6[  ] "leaf" ( )
+           3    1[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       6   10[  ] "ISR9024 Voltaire" ( )
+Switch: 0x0008f10400410016 leaf:
+           7    2[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       9    1[  ] "node03 mlx5_0" ( )
+           7    6[  ] ==( 4X   106.25 Gbps Active/  LinkUp)==>       3    6[  ] "SW-6IB4 Voltaire" ( )
+"""
+
+
+def test_a_list_of_links_is_the_fabric_that_is_discovered(tmp_path):
+    assert ibnetdiscover.read_links(_LIST, "links") == ibnetdiscover.read_topology(_FABRIC, "ib.txt")
+    alike = re.sub(r"ISR9024 Voltaire|SW-6IB4 Voltaire|leaf", "Quantum Mellanox Technologies", _LIST)
+    assert ibnetdiscover.read_links(alike, "links") == ibnetdiscover.read_topology(_FABRIC, "ib.txt")
+    (tmp_path / "links.txt").write_text(_LIST)
+    assert read_topology(tmp_path / "links.txt") == ibnetdiscover.read_topology(_FABRIC, "ib.txt")[0]
+    with pytest.raises(InputError, match=r"106\.2': is not a rate of an InfiniBand lane"):
+        ibnetdiscover.read_links(_LIST.replace("106.25", "106.2"), "links")
+
+
+def test_adapters_without_a_name_are_no_host(tmp_path):
+    """NVIDIA/topograph tests/output/ibnetdiscover/example.out: 69 adapters of the same description."""
+    (tmp_path / "ib.txt").write_text(_FABRIC.replace("node03 mlx5_0", "MT4129 ConnectX7   Mellanox Technologies"))
+    assert sorted(read_topology(tmp_path / "ib.txt").hosts) == ["node01", "node02"]
+    assert "note: 1 adapter named for the model" in phalanx(tmp_path, "cluster", "read", "ib.txt")[2]
+
+
+@pytest.mark.parametrize(("racks", "hosts", "each"), [(12, 8, 8), (4, 18, 18), (2, 36, 18), (3, 1, 1)])
+def test_a_host_of_a_rack_is_its_tray(racks, hosts, each, tmp_path):
+    """Slurm's nodes of a GB200 NVL72 are trays of 4 GPUs; the hosts of a rack are one node of the planner's."""
+    lines = [f"BlockName=b{i} Nodes=n{i}-[1-{hosts}]" for i in range(racks)]
+    (tmp_path / "topology.conf").write_text("\n".join(lines))
+    text_of(tmp_path, "cluster read topology.conf --like gb200-nvl72 --out c.toml")
+    spec = cluster_from_toml(tmp_path / "c.toml")
+    assert spec.nodes * spec.ranks_per_node == 4 * racks * hosts
+    assert (spec.tiers[0].name, spec.tiers[0].ranks, spec.ranks_per_node) == ("nvlink", 4 * each, 4 * each)
+
+
+def test_racks_of_other_sizes_are_refused_and_a_list_counts_trays(tmp_path):
+    (tmp_path / "topology.conf").write_text("BlockName=a Nodes=a[1-17]\nBlockName=b Nodes=b[1-16,18-19]")
+    said = error_of(tmp_path, "cluster read topology.conf --like gb200-nvl72 --out c.toml")
+    assert "has racks of 18 hosts with 4 GPUs, and the leaves have 17 to 18 hosts" in said
+    (tmp_path / "sinfo.txt").write_text(
+        "PARTITION AVAIL TIMELIMIT NODES STATE NODELIST\ngpu up 1:00 18 idle t[1-18]\n"
+    )
+    assert "free: 72 of 72 GPUs (4 each assumed)" in text_of(tmp_path, "cluster read sinfo.txt --like gb200-nvl72")
+
+
+def test_nodes_to_which_slurm_gives_no_gpus_are_said(tmp_path):
+    """SlinkyProject/slurm-operator issue 101: gres.conf is not read, and Gres=(null)."""
+    (tmp_path / "n.txt").write_text("NodeName=s-0 Gres=(null) State=IDLE Partitions=all\n")
+    code, out, err = phalanx(tmp_path, "cluster", "read", "n.txt", "--like", "dgx-h100")
+    assert (code, "1 host: s-0" in out) == (0, True)
+    assert "note: s-0: the scheduler knows no GPUs there, and gives none to jobs" in err
+
+
+@pytest.mark.parametrize(("alone", "fault"), [((2,), True), ((0, 1), True), ((2, 3, 4, 5, 6, 7), False)])
+def test_nvlinks_that_no_tier_has_are_said(alone, fault, tmp_path):
+    """vllm-project/vllm issue 16336: a B200 that its fabric does not reach; NVIDIA/nccl-tests issue 320: a pair and a
+    third GPU."""
+    rows = _pcie()
+    others = [i for i in range(8) if i not in alone]
+    for i in others:
+        rows[i] = [cell if j == i or j in alone else "NV18" for j, cell in enumerate(rows[i])]
+    (tmp_path / "topo.txt").write_text(_matrix(rows))
+    said = text_of(tmp_path, "cluster read topo.txt --device B200")
+    assert f"left out: NVLink of GPUs {', '.join(map(str, others))}: only equal" in said
+    assert ("its fabric is down" in said) == fault
+
+
+@pytest.mark.parametrize(
+    ("chip", "cell", "count", "gb"),
+    [("A100", "NV4", 2, 100), ("A100", "NV12", 4, 300), ("H100", "NV18", 2, 450), ("H100", "NV6", 4, 450),
+     ("V100", "NV2", 2, 50)],
+)  # fmt: skip
+def test_a_gpu_has_the_rate_of_the_links_that_it_has(chip, cell, count, gb):
+    """A virtual machine with two of the four A100 of a board, which NV4 joins, has a third of the rate."""
+    links = tuple(tuple("X" if i == j else cell for j in range(count)) for i in range(count))
+    spec = gpus.cluster(gpus.GpuTopology(links), chip, 1, None, "c")
+    assert spec.tiers[0].bandwidth_bytes_per_s_per_gpu_per_direction == pytest.approx(gb * 1e9)
+
+
+@pytest.mark.parametrize(("count", "gb"), [(8, 448), (4, 192), (2, 64)])
+def test_xgmi_is_one_link_to_each_other_gpu(count, gb):
+    """An MI300X has seven, of 64 GB/s in one direction (AMD Instinct MI300X data sheet; ROCm/rccl issue 1210)."""
+    links = tuple(tuple("X" if i == j else "NV1" for j in range(count)) for i in range(count))
+    spec = gpus.cluster(gpus.GpuTopology(links, link="xgmi"), "MI300X", 1, None, "c")
+    assert spec.tiers[0].bandwidth_bytes_per_s_per_gpu_per_direction == pytest.approx(gb * 1e9)
+
+
+def test_a_nic_is_near_by_its_own_row_where_the_gpus_lost_it(tmp_path):
+    """A terminal's paste that ran the last NIC's column into the CPU's."""
+    text = (
+        _matrix(_pcie())
+        .replace("\tSYS\t0-47\t0", "\tSY0-47\t0")
+        .replace("NIC0\tPIX\tX", "NIC1" + "\tPHB" * 8 + "\tX")
+    )
+    assert link_matrix.read_matrix(text, "t").near == (("PIX",) * 8, ("PHB",) * 8)
+
+
+def test_a_file_for_nccl_without_gpus_is_said_to_be_one(tmp_path):
+    """aws/aws-ofi-nccl topology/p4d-24xl-topo.xml: what NCCL cannot see of a virtual machine's buses."""
+    (tmp_path / "p4d.xml").write_text('<system version="1"><cpu numaid="0"><pci busid="a"/></cpu></system>')
+    assert "names no GPU: it is for NCCL_TOPO_FILE" in error_of(tmp_path, "cluster read p4d.xml --device A100")
+
+
 @pytest.mark.parametrize(("leaves", "hosts", "links", "up"), [(1, 4, 1, 2), (2, 4, 1, 4), (3, 6, 2, 4), (2, 2, 1, 8)])
 def test_a_fabric_has_the_rate_of_a_hosts_links_and_as_many_tiers_as_switches_need(leaves, hosts, links, up):
     """`hosts` under each leaf with `links` links, which add up, and `up` links to two spines: what they may send is
@@ -402,11 +516,11 @@ def test_pairs_of_cards_and_nics_of_a_host_are_placed():
     unknown = list(gpus.tier_lines(t, None))
     assert unknown[0] == "nvlink: GPUs 0-1, 2-3, 4-5, 6-7: --device says at which rate"
     assert "25 GB/s a GPU, assumed" in unknown[1]
-    assert "300 GB/s a GPU, published" in next(gpus.tier_lines(t, "A100"))
+    assert "100 GB/s a GPU, published: rate of A100's datasheet, 4 of 12 links" in next(gpus.tier_lines(t, "A100"))
     with pytest.raises(InputError, match="is not a chip that Phalanx knows"):
         list(gpus.tier_lines(t, "A101"))
     said = list(gpus.nic_lines(t))
-    assert said[0] == "2 of 3 NICs are the fabric's: mlx5_2 are near no GPU, and are not counted"
+    assert said[0] == "2 of 3 NICs are the fabric's: mlx5_2 is near no GPU, and not counted"
     assert "GPUs 1, 2, 3, 5, 6, 7 have no NIC" in said[1]
 
 
@@ -491,7 +605,7 @@ def test_a_dump_that_cannot_be_taken_gets_one_line(tmp_path: Path, text: str, sa
     [
         (nccl_xml.read_dump, '<!DOCTYPE a [<!ENTITY b "c">]><system/>', "declares a document type"),
         (nccl_xml.read_dump, "<system><cpu>", "is not XML"),
-        (nccl_xml.read_dump, "<system/>", "is not a number of GPUs"),
+        (nccl_xml.read_dump, "<system/>", "names no GPU"),
         (
             nccl_xml.read_dump,
             "<system>" + '<cpu numaid="0">' * 99 + "</cpu>" * 99 + "</system>",

@@ -246,7 +246,7 @@ def read(
     phalanx cluster read topology.conf --like dgx-h100 --out cluster.toml
 
     file FILE: Slurm's topology.conf or .yaml, or what scontrol, sinfo, kubectl describe nodes, ibnetdiscover,
-        nvidia-smi topo -m, rocm-smi --showtopo or NCCL_TOPO_DUMP_FILE write.
+        iblinkinfo, nvidia-smi topo -m, rocm-smi --showtopo or NCCL_TOPO_DUMP_FILE write.
     --like NAME: Preset whose nodes the hosts are like, for switches.
     --device CHIP: The GPUs of the host, such as H100.
     --port-gbit: Gb/s of each of its NICs, for several hosts.
@@ -255,6 +255,7 @@ def read(
     --out FILE.toml: Write the cluster, for --cluster.
     """
     from phalanx.shared_cluster.topology import reading
+    from phalanx.shared_cluster.topology.gpus import gpus_of_host
     from phalanx.shared_cluster.topology.scheduled_nodes import counts, sums
     from phalanx.shared_cluster.topology.slurm import write_topology
     from phalanx.spec.cluster.presets import preset
@@ -266,7 +267,7 @@ def read(
     require_writable("--out", out)
     content = reading.read_topology(file, partition=partition)
     listed, notes = reading.nodes_and_notes(file, partition)
-    size = preset(like, 1).ranks_per_node if like and listed else None
+    size = gpus_of_host(preset(like, 1)) if like and listed else None
     if slurm:
         if not isinstance(content, SwitchTree):
             raise InputError("--slurm", str(slurm), "nvidia-smi knows one host, and no switches")

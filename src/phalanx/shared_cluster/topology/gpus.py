@@ -10,7 +10,7 @@ smaller than the host, GPUs of one NUMA node reach each other by PCIe, and all o
 sockets.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,8 +75,9 @@ def nic_lines(t: GpuTopology) -> Iterator[str]:
     names = t.nic_names or tuple(f"NIC{n}" for n in range(t.nics))
     fabric = t.fabric
     away = [names[n] for n in range(t.nics) if n not in fabric]
-    counted = f"{len(fabric)} of {t.nics} NICs are the fabric's" if away else f"{t.nics} NICs"
-    yield counted + (f": {', '.join(away)} are near no GPU, and are not counted" if away else "")
+    counted = f"{len(fabric)} of {t.nics} NICs are the fabric's" if away else f"{t.nics} NIC{'s' * (t.nics != 1)}"
+    left = f": {', '.join(away)} {'are' if len(away) > 1 else 'is'} near no GPU, and not counted"
+    yield counted + (left if away else "")
     own = [gpu for gpu in range(len(t.links)) if t.own_nic(gpu) is not None]
     others = [str(gpu) for gpu in range(len(t.links)) if gpu not in own]
     if own and others:
@@ -102,10 +103,44 @@ def tier_lines(t: GpuTopology, device: str | None) -> Iterator[str]:
         yield f"{tier.name}: {'GPUs' if len(t.links) > 1 else 'GPU'} {shown}{more}: {at}"
 
 
+def apart_lines(t: GpuTopology) -> Iterator[str]:
+    """Yield a line on NVLinks that no tier has, because the GPUs that they join are no equal, consecutive groups; and
+    on GPUs without NVLinks on a host of NVSwitches."""
+    joined = [[j for j, link in enumerate(row) if link.startswith("NV")] for row in t.links]
+    if not any(joined) or any(tier.name.startswith(t.link) for tier in _host_tiers(t, None)):
+        return
+    groups = sorted({tuple(sorted({i, *others})) for i, others in enumerate(joined) if others})
+    alone = [i for i, others in enumerate(joined) if not others]
+    shown = "; ".join(_gpus_named(group) for group in groups[:_SHOWN])
+    name = "XGMI" if t.link == "xgmi" else "NVLink"
+    yield f"left out: {name} of {shown}: only equal groups of GPUs that follow one another make a tier"
+    if alone and len(groups) == 1 and len(groups[0]) > 2:
+        yield (
+            f"{_gpus_named(alone)} without {name}, which joins all others: on a host of NVSwitches its fabric is "
+            "down: nvidia-smi -q says its Fabric State, nvidia-smi nvlink --status its links"
+        )
+
+
+def _gpus_named(numbers: Sequence[int]) -> str:
+    return f"GPU{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+
+
+_LINKS = {"V100": 6, "V100-16GB": 6, "A100": 12, "A100-40GB": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}
+_LINKS |= {"H20": 18, "H20-3e": 18, "B200": 18, "B300": 18, "GB200": 18, "GB300": 18}
+_LINKS |= {"MI300X": 7, "MI325X": 7, "MI350X": 7, "MI355X": 7}
+"""Chip -> links of a GPU, as the datasheets count them: with fewer, a GPU has that part of the chip's rate."""
 _SHOWN = 8
 """The most blocks of GPUs that a line names."""
 _RACKS = {"GB200": 72, "GB300": 72}
 """Chip -> GPUs joined by the NVLink switches of a rack: trays of 4, all 18 links to the switches (GB200 NVL72)."""
+_TRAY = 4
+
+
+def gpus_of_host(cluster: ClusterSpec) -> int:
+    """Return the GPUs of a host of a cluster: of one whose nodes are racks, of a tray."""
+    return (
+        _TRAY if cluster.ranks_per_node == _RACKS.get(chip_of(cluster.device.name) or "") else cluster.ranks_per_node
+    )
 
 
 def assumptions(t: GpuTopology, device: str | None, nodes: int) -> Iterator[str]:
@@ -167,8 +202,9 @@ def _chip_of(device: str) -> str:
 
 def _host_tiers(topology: GpuTopology, chip: str | None) -> list[Tier]:
     """Return the tiers of links between a host's GPUs. `chip` None: the rate of NVLinks is arbitrary."""
-    said = f"the host's topology; rate of {chip}'s datasheet, one direction"
-    tiers = _nvlink_tiers(topology, CHIPS[chip].link_bytes_per_s if chip else 1e12, said)
+    said = f"the host's topology; rate of {chip}'s datasheet"
+    rate, links = (CHIPS[chip].link_bytes_per_s, _LINKS.get(chip)) if chip else (1e12, None)
+    tiers = _nvlink_tiers(topology, rate, links, said)
     return tiers + _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
 
 
@@ -176,9 +212,10 @@ def _blocks(count: int, size: int) -> list[range]:
     return [range(start, start + size) for start in range(0, count, size)]
 
 
-def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]:
+def _nvlink_tiers(topology: GpuTopology, rate: float, whole: int | None, source: str) -> list[Tier]:
     """Return the tiers of NVLinks: the largest cliques, then the host if NVLinks connect all of it. `rate`: bytes/s
-    of a GPU with all of its links."""
+    of a GPU with all of its links; `whole`: how many these are, None: as many as the topology has. By switches
+    all of them reach each other GPU."""
     count = len(topology.links)
     links = np.array([[int(link[2:]) if link.startswith("NV") else 0 for link in row] for row in topology.links])
     inner = next(
@@ -193,15 +230,19 @@ def _nvlink_tiers(topology: GpuTopology, rate: float, source: str) -> list[Tier]
     connected = bool(reached.all())
     # Datasheet rows of cards with bridges have the rate of PCIe as their link's.
     bridged = not connected and rate <= 64e9
-    each = BRIDGE_LINK if bridged else rate / links.sum(axis=1).max()
+    own = links.sum(axis=1).max() if bridged or whole is None or links.max() > whole else whole
+    each = BRIDGE_LINK if bridged else rate / own
     parts = [_slice(b) for b in _blocks(count, inner)]
-    inside = min(float(links[b, b].sum(axis=1).min()) for b in parts) * each
+    inside = min(float(own), *(float(links[b, b].sum(axis=1).min()) for b in parts))
+    part = "" if bridged or inside == own else f", {inside:g} of {own:g} links"
     origin: Origin = "estimated" if bridged else "published"
-    tiers = [Tier(topology.link, inner, 5e-6, inside, origin, source)] if inner > 1 else []
+    said = f"{source}{part}, one direction"
+    tiers = [Tier(topology.link, inner, 5e-6, inside * each, origin, said)] if inner > 1 else []
     if inner < count and connected:
         leaving = min(float(links[b].sum() - links[b, b].sum()) for b in parts) * each
         every = float(links.sum(axis=1).min()) * each
-        tiers.append(Tier(f"{topology.link} mesh", count, 5e-6, every, "estimated", source, max(leaving, every)))
+        said = f"{source}, one direction"
+        tiers.append(Tier(f"{topology.link} mesh", count, 5e-6, every, "estimated", said, max(leaving, every)))
     return tiers
 
 

@@ -1,4 +1,4 @@
-"""The topology file of `ibnetdiscover`, with switches and their ports.
+"""The topology file of `ibnetdiscover`, with switches and their ports, and the list of `iblinkinfo`.
 
 Grammar (linux-rdma/rdma-core, infiniband-diags, ibnetdiscover(8), "Topology file format"):
 
@@ -7,8 +7,12 @@ Grammar (linux-rdma/rdma-core, infiniband-diags, ibnetdiscover(8), "Topology fil
     [10]    "S-0008f10400410015"[1]      # "SW-6IB4 Voltaire" lid 3 4xSDR
 
 Each port in use has a line: local port, peer (S switch, H host adapter, R router), the peer's port, description and
-LID, and the link's width and speed. The first word of a host's description is its name. Hosts whose adapters are at
-the same switches are one leaf: with rails, each adapter of a host is at a different switch.
+LID, and the link's width and speed. The first word of a host's description is its name; an adapter without a
+name has its model there. Hosts whose adapters are at the same switches are one leaf: with rails, each adapter of a
+host is at a different switch. The list of links has LID and port of both ends, and the rate of a lane on the wire:
+
+    Switch: 0x0c42a10300b95bfa MF0;ibswitch254:MQM8700/U1:
+           3    1[  ] ==( 4X      25.78125 Gbps Active/  LinkUp)==>       1    1[  ] "node01 HCA-1" ( )
 """
 
 import re
@@ -25,6 +29,16 @@ _LONGEST = 4096  # characters of a line
 _LANE_GBIT = {"SDR": 2.0, "DDR": 4.0, "QDR": 8.0, "FDR10": 10.0, "FDR": 13.64, "EDR": 25.0, "HDR": 50.0}
 _LANE_GBIT |= {"NDR": 100.0, "XDR": 200.0}
 """Gb/s of data in one direction of one lane."""
+_LINK = re.compile(
+    r"^\s+(\d{1,5})\s+\d+\[[^]]*\] ==\(\s*(\d{1,2})X\s+([\d.]{1,10}) Gbps\s+Active[^=]*==>\s*(\d{1,5})\s"
+    r'[^"]*"([^"]*)"'
+)
+"""A port of a switch in iblinkinfo's list; the port of an adapter begins with its GUID."""
+_ENCODED = {"2.5": "SDR", "5.0": "DDR", "10.0": "QDR", "10.3125": "FDR10", "14.0625": "FDR", "25.78125": "EDR"}
+_ENCODED |= {"53.125": "HDR", "106.25": "NDR", "212.5": "XDR"}
+"""Gb/s of a lane on the wire, as iblinkinfo prints it -> its speed."""
+_UNNAMED = re.compile(r"MT\d+ (ConnectX|BlueField)|Mellanox Technologies|Quantum Mellanox")
+"""Descriptions of adapters that are no host's, or of a host that is not named."""
 
 
 def read_topology(text: str, file: str) -> tuple[SwitchTree, float]:
@@ -52,12 +66,50 @@ def read_topology(text: str, file: str) -> tuple[SwitchTree, float]:
             rate = int(lanes) * _LANE_GBIT[speed] * 1e9 / 8
             if peer.startswith("S-"):
                 peers[switch][peer] = peers[switch].get(peer, 0.0) + rate
-            elif (
-                peer.startswith("H-") and description.strip() and not description.startswith("Mellanox Technologies")
-            ):
-                host = require_host_name(description.split()[0], f"{file} line {number}")
-                links = hosts.setdefault(host, {})
-                links[switch] = links.get(switch, 0.0) + rate
+            elif peer.startswith("H-"):
+                _add(hosts, description, switch, rate, f"{file} line {number}")
+    return _tree_and_rate(hosts, peers, file)
+
+
+def read_links(text: str, file: str) -> tuple[SwitchTree, float]:
+    """Return the same of the list of `iblinkinfo`. Raises InputError."""
+    hosts: dict[str, dict[str, float]] = {}
+    ports: list[tuple[str, str, float, str, str]] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{file} line {number}"
+        if len(line) > _LONGEST:
+            raise InputError(where, None, f"has more than {_LONGEST:,} characters")
+        if link := _LINK.match(line):
+            switch, lanes, gbit, peer, description = link.groups()
+            if gbit not in _ENCODED:
+                raise InputError(where, gbit, "is not a rate of an InfiniBand lane in Gb/s")
+            rate = int(lanes) * _LANE_GBIT[_ENCODED[gbit]] * 1e9 / 8
+            ports.append((switch, peer, rate, description, where))
+    peers: dict[str, dict[str, float]] = {switch: {} for switch, *_ in ports}
+    for switch, peer, rate, description, where in ports:
+        if peer in peers:
+            peers[switch][peer] = peers[switch].get(peer, 0.0) + rate
+        else:
+            _add(hosts, description, switch, rate, where)
+    return _tree_and_rate(hosts, peers, file)
+
+
+def notes(text: str) -> list[str]:
+    """Return a note on the adapters of a fabric whose hosts are not named."""
+    ports = re.findall(r'^\[\d+\]\S*\s+"(H-\w+)"\S*\s*#\s*"MT\d+ (?:ConnectX|BlueField)', text, re.M)
+    count = f"{len(set(ports)):,} adapter{'s' * (len(set(ports)) > 1)}"
+    return [f"{count} named for the model, and not for a host (by rdma-ndd): left out"] if ports else []
+
+
+def _add(hosts: dict[str, dict[str, float]], description: str, switch: str, rate: float, where: str) -> None:
+    if description.strip() and not _UNNAMED.match(description):
+        links = hosts.setdefault(require_host_name(description.split()[0], where), {})
+        links[switch] = links.get(switch, 0.0) + rate
+
+
+def _tree_and_rate(
+    hosts: dict[str, dict[str, float]], peers: dict[str, dict[str, float]], file: str
+) -> tuple[SwitchTree, float]:
     if not hosts:
         raise InputError(file, None, "has no switch with hosts", "write it with: ibnetdiscover > FILE")
     return _tree(hosts, peers), min(rate for links in hosts.values() for rate in links.values())

@@ -36,12 +36,12 @@ def read_matrix(text: str, file: str) -> GpuTopology:
         rows.append(tuple(cells))
     if any(rows[i][j] != rows[j][i] for i in range(len(rows)) for j in range(i)):
         raise InputError(file, None, "is not symmetric: two GPUs reach each other in different ways")
-    # A NIC's column is in the rows of GPUs, so a NIC without a row of its own is read too.
+    # A NIC's paths are in the rows of GPUs and in its own: one may be missing, or have lost cells in a paste.
     nics = names[len(gpus) :]
     near = []
-    for place in range(len(gpus), len(names)):
-        column = tuple(by_name[gpu][1 + place] if len(by_name[gpu]) > 1 + place else "SYS" for gpu in gpus)
-        near.append(tuple(kind if kind in KINDS else "SYS" for kind in column))
+    for place, nic in enumerate(nics, len(gpus)):
+        twice = [(by_name[gpu][1 + place :], by_name.get(nic, [])[1 + i :]) for i, gpu in enumerate(gpus)]
+        near.append(tuple(next((c[0] for c in cells if c and c[0] in KINDS), "SYS") for cells in twice))
     return GpuTopology(tuple(rows), tuple(near), tuple(nics))
 
 

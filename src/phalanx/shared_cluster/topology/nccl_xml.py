@@ -45,7 +45,10 @@ def read_dump(text: str, file: str) -> GpuTopology:
     devices = list(_devices(root, (), 0, file))
     gpus = [d for d in devices if not d.name]
     nics = [d for d in devices if d.name]
-    if not gpus or len(gpus) > _MOST or len(nics) > _MOST:
+    if not gpus:
+        reason = "names no GPU: it is for NCCL_TOPO_FILE, and NCCL adds the GPUs when it runs"
+        raise InputError(file, None, reason, "give what a run with NCCL_TOPO_DUMP_FILE=FILE writes")
+    if len(gpus) > _MOST or len(nics) > _MOST:
         raise InputError(file, len(gpus), "is not a number of GPUs that a host has", "is it NCCL's dump of one host?")
     links = tuple(tuple("X" if a is b else _link(a, b) for b in gpus) for a in gpus)
     if any(links[i][j] != links[j][i] for i in range(len(gpus)) for j in range(i)):

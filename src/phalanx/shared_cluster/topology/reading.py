@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, scheduled_nodes, slurm
@@ -43,6 +44,8 @@ def read_topology(path: Path, field: str = "FILE", partition: str | None = None)
     text = _alone(text)
     if re.search(r"^\s*(SwitchName|BlockName)\s*=", text, re.MULTILINE | re.IGNORECASE):
         return slurm.read_topology(text, path.name)
+    if re.search(r"^Switch: 0x", text, re.MULTILINE):
+        return ibnetdiscover.read_links(text, path.name)[0]
     if re.search(r'^Switch\s+\d+\s+"S-', text, re.MULTILINE):
         return ibnetdiscover.read_topology(text, path.name)[0]
     if re.search(r"Link Type between two GPUs", text, re.IGNORECASE):
@@ -56,7 +59,7 @@ def read_topology(path: Path, field: str = "FILE", partition: str | None = None)
         return slurm.of_nodes([node.name for node in with_gpus], path.name)
     kinds = (
         "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes, sinfo; kubectl describe nodes; "
-        "ibnetdiscover; nvidia-smi topo -m; rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
+        "ibnetdiscover, iblinkinfo; nvidia-smi topo -m; rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
     )
     raise InputError(field, str(path), "is not a topology that Phalanx reads", f"it reads {kinds}")
 
@@ -81,8 +84,11 @@ def nodes_and_notes(path: Path, partition: str | None) -> tuple[list[ScheduledNo
     nodes = nodes_of(text, path.name, partition)
     some = [node for node in nodes if node.gpus != 0] or nodes
     states = [f"{line}; the topology has it all the same" for line in scheduled_nodes.usage_lines(some)]
-    left = scheduled_nodes.without_gpus(nodes) if len(some) < len(nodes) else ()
-    return nodes, [*omissions(text), *left, *states]
+    left = list(scheduled_nodes.without_gpus(nodes)) if len(some) < len(nodes) else []
+    if nodes and all(node.gpus == 0 and not node.by_name for node in nodes):
+        why = "the scheduler knows no GPUs there, and gives none to jobs: Gres in slurm.conf and gres.conf, or the"
+        left = [f"{compress([n.name for n in nodes])}: {why} device plugin of Kubernetes, name them; it is kept"]
+    return nodes, [*omissions(text), *ibnetdiscover.notes(text), *left, *states]
 
 
 def omissions(text: str) -> list[str]:
@@ -141,9 +147,23 @@ def cluster_of(
         return gpus.cluster(content, device, nodes, port_gbit, name)
     if like is None:
         raise InputError("like", None, "is missing: switches do not say which nodes", "e.g. --like dgx-h100")
-    hosts = content.hosts
-    leaf_of = {host: i for i, names in enumerate(content.leaves.values()) for host in names}
-    return of_leaves(preset(like, len(hosts)), hosts, [leaf_of[h] for h in hosts], content.oversubscription)[0]
+    hosts, sizes = content.hosts, [len(names) for names in content.leaves.values()]
+    node = preset(like, len(hosts))
+    trays = node.ranks_per_node // (tray := gpus.gpus_of_host(node))
+    each = min(trays, *sizes)  # hosts of a node: of a rack, whose hosts are under one leaf
+    if any(size % each for size in sizes):
+        reason = (
+            f"has racks of {trays} hosts with {tray} GPUs, and the leaves have {min(sizes)} to {max(sizes)} hosts"
+        )
+        remedy = (
+            "give the leaves that have whole racks, or as many hosts of one: --partition, or a topology.conf of them"
+        )
+        raise InputError("like", like, reason, remedy)
+    if each < trays:  # the links inside the part of a rack
+        inside = replace(node.tiers[0], ranks=each * tray)
+        node = replace(node, ranks_per_node=each * tray, tiers=(inside, *node.tiers[1:]))
+    leaf = [i for i, size in enumerate(sizes) for _ in range(size // each)]
+    return of_leaves(node, [f"node{i}" for i in range(len(leaf))], leaf, content.oversubscription)[0]
 
 
 def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes: int = 1) -> Iterator[str]:
@@ -153,6 +173,7 @@ def summary(content: SwitchTree | GpuTopology, device: str | None = None, nodes:
         kinds = ["XGMI" if content.link == "xgmi" and kind.startswith("NV") else kind for kind in kinds]
         yield f"a host of {len(content.links)} GPUs, which reach each other by {', '.join(kinds) or 'nothing'}"
         yield from gpus.tier_lines(content, device)
+        yield from gpus.apart_lines(content)
         yield from gpus.nic_lines(content)
         yield from gpus.assumptions(content, device, nodes)
         return
