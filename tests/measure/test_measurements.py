@@ -429,7 +429,10 @@ def test_nccl_tests_are_read() -> None:
     assert (found.op, found.group_size, found.hosts, found.transport) == ("all_reduce", 4, 2, "native")
     assert found.points[-1] == (4194304, pytest.approx(439.4e-6))
     assert (found.alpha_s, found.beta_s_per_byte) == pytest.approx((20e-6, 1e-10), rel=0.01)
+    tagged = NCCL.replace("all_reduce_perf", "all_reduce_perf_mpi").replace("\n", "\n[1,0]<stdout>:")
+    assert nccl_tests.read(f"[1,3]<stderr>:no protocol\n{tagged}", "a.txt") == found
     unsaid = NCCL.replace("# Collective test starting: all_reduce_perf\n", "")
+    assert nccl_tests.read(f"$ ./build/all_reduce_perf -b 1K -g 2\n{unsaid}", "a.txt") == found
     assert nccl_tests.read(unsaid, "a.txt", "reduce_scatter").op == "reduce_scatter"
 
 
@@ -438,6 +441,12 @@ def test_nccl_tests_that_say_too_little_are_refused(tmp_path: Path) -> None:
         (NCCL.replace("# Collective", "#"), "does not say which collective"),
         (NCCL.replace("all_reduce_perf", "sendrecv_perf"), "measured sendrecv; phalanx reads tests of all_reduce, "),
         (NCCL.replace("Rank", "rank"), "names 0 ranks"),
+        (NCCL.replace("Rank  1", "rank  1"), "names 3 of at least 4 ranks"),
+        (NCCL.replace("Rank  2", "Rank  0").replace("Rank  3", "Rank  1"), "lists rank 0 twice"),
+        (
+            NCCL.replace("H100 80GB HBM3", "GeForce RTX 5090"),
+            "dgx-h100': has GPUs of H100, and n.txt was measured on",
+        ),
         ("\n".join(NCCL.splitlines()[:14]), "has 1 lines of times"),
     ):
         (tmp_path / "n.txt").write_text(text)

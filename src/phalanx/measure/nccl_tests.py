@@ -5,7 +5,8 @@
     #    size    count   type  redop   root    time  algbw  busbw #wrong    time  algbw  busbw #wrong
      33554432  8388608  float    sum     -1   231.1  145.2  254.1      0   229.9  145.9  255.4      0
 
-The second half of a line is the in-place variant, which Phalanx's own collectives use too.
+The second half of a line is the in-place variant, which Phalanx's own collectives use too. mpirun writes a tag of the
+rank before each line (`--tag-output`). Built without MPI, each process of mpirun is a test of its own GPUs alone.
 """
 
 import re
@@ -23,7 +24,15 @@ _OPS = {
     "reduce": "reduce",
 }
 _RANK = re.compile(r"#\s+Rank\s+(\d+)\s.*?\bon\s+(\S+)\s+device")
-_TEST = re.compile(r"#\s*Collective test starting:\s*(\w+)_perf")
+_TEST = re.compile(r"(?:#\s*Collective test (?:starting|concluded):\s*|/)(\w+)_perf(?:_mpi)?\b")
+"""The test, by its own line or, before that had one, by the command that ran it."""
+_TAG = re.compile(r"^\[\d+,\d+\]<\w+>:", re.M)
+_DEVICE = re.compile(r"#\s+Rank\s+\d+\s.*\bdevice\s+\d+\s+\[\S+\]\s+(\S.*?)\s*$", re.M)
+
+
+def device(text: str) -> str:
+    """Return the GPUs of a test, in the driver's words; empty: the file does not say."""
+    return line[1] if (line := _DEVICE.search(text)) else ""
 
 
 def read(text: str, name: str, op: str = "") -> CollectiveFit:
@@ -31,6 +40,7 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
 
     `op` is the collective, for files of older versions, which omit it. Raises InputError.
     """
+    text = _TAG.sub("", text)
     title = _TEST.search(text)
     collective = _OPS.get(title[1], "") if title else op
     if not collective:
@@ -38,7 +48,14 @@ def read(text: str, name: str, op: str = "") -> CollectiveFit:
         if title:
             raise InputError("nccl_tests", name, f"measured {title[1]}", f"phalanx reads tests of {known}")
         raise InputError("nccl_tests", name, "does not say which collective it measured", f"give op, one of {known}")
-    hosts = {int(rank): host for rank, host in _RANK.findall(text)}
+    listed = _RANK.findall(text)
+    hosts = {int(rank): host for rank, host in listed}
+    if len(listed) > len(hosts):
+        reason = f"lists rank {listed[0][0]} twice: each process tested its own GPUs, and not the links between them"
+        raise InputError("nccl_tests", name, reason, "build nccl-tests with make MPI=1; or give one run a file")
+    if hosts and max(hosts) >= len(hosts):
+        reason = f"names {len(hosts)} of at least {max(hosts) + 1} ranks"
+        raise InputError("nccl_tests", name, reason, "keep all lines that begin with # Rank")
     if len(hosts) < 2:
         raise InputError("nccl_tests", name, f"names {len(hosts)} ranks", "keep the lines that begin with # Rank")
     points: list[tuple[int, float]] = []

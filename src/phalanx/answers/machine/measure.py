@@ -88,7 +88,18 @@ def from_nccl_tests(files: Sequence[Path], preset: str, op: str) -> ClusterSpec:
 
     `op` names the operation where a file does not.
     """
-    from phalanx.measure.nccl_tests import read
+    from phalanx.measure.nccl_tests import device, read
 
-    fits = [read(read_text(file, "FILE"), str(file), op) for file in files]
-    return replace(clusters.preset(preset, max(fit.hosts for fit in fits)), collectives=tuple(fits))
+    texts = {str(file): read_text(file, "FILE") for file in files}
+    fits = [read(text, name, op) for name, text in texts.items()]
+    cluster = clusters.preset(preset, max(fit.hosts for fit in fits))
+    own = clusters.chip_of(cluster.device.name)
+    for name, text in texts.items():
+        if own and (chip := clusters.chip_of(device(text))) and chip != own:
+            remedy = (
+                f"--preset {like}" if (like := clusters.named(chip)) else "name one with such GPUs, or a file of it"
+            )
+            raise InputError(
+                "preset", preset, f"has GPUs of {own}, and {name} was measured on {device(text)}", remedy
+            )
+    return replace(cluster, collectives=tuple(fits))
