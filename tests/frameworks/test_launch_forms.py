@@ -157,6 +157,18 @@ def test_every_form_is_read_as_its_parsed_keys(case: tuple[str, dict[str, Any], 
             "is a manifest of Service and starts no training",
         ),
         ("empty.yaml", "apiVersion: v1\nkind: Job\nspec: {}\n", "a Job without a command"),
+        (
+            "lws.yaml",
+            "kind: LeaderWorkerSet\napiVersion: leaderworkerset.x-k8s.io/v1\nspec:\n  leaderWorkerTemplate:\n"
+            "    size: 2\n    workerTemplate: {spec: {containers: [{name: a, command: [sh, -c, 'bash /w/examples/"
+            "multi-node-serving.sh worker; vllm serve m']}]}}\n",
+            "serves a model, and trains none; phalanx serve plan --from",
+        ),
+        (
+            "values.yaml",
+            "workload: {gpus: 128}\nnetwork: {}\nqueue:\nvolumes: {}\n",
+            "values of a Helm chart, and not",
+        ),
         ("itself.yaml", "base_config: itself.yaml\nici_fsdp_parallelism: 4\n", "is the base of a base"),
         ("log.txt", "x" * (2**20 + 1), "is larger than 1 MiB"),
     ],
@@ -506,3 +518,24 @@ def test_an_open_word_at_the_end_of_a_line_is_no_program_and_no_error() -> None:
 def test_a_sequence_length_is_the_number_of_that_name(program: str, seq: int | None, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program)
     assert sequence_in(tmp_path) == seq
+
+
+_OWN = "deepspeed --hostfile /etc/mpi/hostfile train.py --deepspeed_config ds.json"
+_WORKER = "{replicas: 2, template: {spec: {containers: [{name: w, resources: {limits: {nvidia.com/gpu: 4}}}]}}}"
+_LAUNCHER = f"{{template: {{spec: {{containers: [{{name: l, command: [sh, -c, '{_OWN}']}}]}}}}}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "world"),
+    [
+        ("job.yaml", "kind: MPIJob\napiVersion: kubeflow.org/v2beta1\nspec:\n  slotsPerWorker: 4\n"
+         f"  mpiReplicaSpecs:\n    Launcher: {_LAUNCHER}\n    Worker: {_WORKER}\n", 8),
+        ("run.sbatch", f"#!/bin/bash\n#SBATCH -N 4\n#SBATCH --ntasks-per-node=1\n#SBATCH --gres=gpu:8\n{_OWN}\n", 32),
+    ],
+)  # fmt: skip
+def test_a_list_of_hosts_that_the_job_writes_has_its_hosts(name: str, text: str, world: int, tmp_path: Path) -> None:
+    """The operator of an MPIJob writes /etc/mpi/hostfile; a batch script makes one of its allocation."""
+    (tmp_path / name).write_text(text)
+    (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
+    c, _ = files.read([tmp_path / name])
+    assert (c.kind, c.layout.world) == ("deepspeed", world)

@@ -111,6 +111,14 @@ def test_fsdp_offloads_whichever_of_its_files_says_so(away: bool, tmp_path: Path
         assert {origins(others[1])[name] for name in held} == {"fsdp_config.fsdp_offload_params"}
 
 
+@pytest.mark.parametrize(("words", "offload"), [("auto_wrap", False), ("auto_wrap offload", True), ("offload", True)])
+def test_fsdp_without_a_strategy_shards_all(words: str, offload: bool, tmp_path: Path) -> None:
+    """princeton-nlp/ProLong issue 9: --fsdp "auto_wrap offload" is accelerate's FULL_SHARD, and no replicas."""
+    line = "torchrun --nproc_per_node 8 t.py --bf16 --per_device_train_batch_size 2 --fsdp"
+    c = _read(tmp_path, f"{line} '{words}'")
+    assert (c.layout.zero, c.options.get("parameter_offload", False)) == (3, offload)
+
+
 @pytest.mark.parametrize(("nodes", "each"), [(1, 8), (4, 8), (2, 4)])
 @pytest.mark.parametrize("hybrid", [True, False])
 def test_hybrid_sharding_is_over_the_ranks_of_a_node(nodes: int, each: int, hybrid: bool, tmp_path: Path) -> None:

@@ -13,6 +13,9 @@ from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
+_IMPLIED = {"auto_wrap", "offload"}
+"""Words that name no strategy, and turn FSDP on with accelerate's default, FULL_SHARD (accelerate 1.10,
+utils/dataclasses.py:1784; transformers 5.23, training_args.py:2861)."""
 _BUILT_IN = re.compile(r"(?:default-)?zero_?([0-3])([_-]offload)?")
 """DeepSpeed configurations that a program names without a file (ms-swift: swift/arguments/sft_args.py:260, and before
 3.0 swift/llm/utils/argument.py)."""
@@ -105,9 +108,10 @@ def of_fsdp(keys: Keys, at: str, precision: str | None) -> Engine:
     options: dict[str, Any] = {}
     words, in_node = keys.take(f"{at}fsdp", "strategy.zero"), False
     text = " ".join(words) if isinstance(words, list) else str(words or "")
-    levels = [_WORDS[word] for word in text.replace(",", " ").split() if word in _WORDS]
-    if levels:
-        zero, in_node = levels[0], "hybrid" in text
+    stated = text.replace(",", " ").split()
+    levels = [_WORDS[word] for word in stated if word in _WORDS]
+    if levels or _IMPLIED.intersection(stated):
+        zero, in_node = levels[0] if levels else 3, "hybrid" in text
         device = "cpu" if "offload" in text else "none"  # FSDP's optimizer is where its parameters are
         offload = {"param": device, "optimizer": device}
         by_class = "TRANSFORMER_BASED_WRAP" if "auto_wrap" in text else "NO_WRAP"

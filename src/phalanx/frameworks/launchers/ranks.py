@@ -101,8 +101,11 @@ class RankCounts:
             return len(places), sum(slots) if all(slots) else None
         if name := stated.get("hostfile"):
             text = self.open_file(name) or ""
-            if not text:
+            given, batch = self.given, self.given.by.startswith("#")
+            if not text and (batch or not given.nodes):  # an operator writes the list of its own pods
                 self.missing.append(name)
+            if not text and given.nodes:
+                return given.nodes, _product(given.nodes, given.gpus if batch else given.per_node or given.gpus)
             lines = [line.split("#")[0].split() for line in text.splitlines()]
             lines = [line for line in lines if line]
             slots = [int(m[1]) if (m := re.search(r"slots=(\d{1,6})", " ".join(line))) else 0 for line in lines]
