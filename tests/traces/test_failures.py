@@ -93,3 +93,34 @@ def test_a_training_log_with_nccls_lines_has_its_steps_too(tmp_path: Path) -> No
     answer = diagnosis_of([str(tmp_path / "run.log")], Query())
     assert answer.step_s == 2.0
     assert any("NET/Socket" in said for said in answer.cautions)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        # pytorch/pytorch issue 79388, and a release that counts in ms.
+        (
+            "The client socket has timed out after 60s while trying to connect to (slurm-bm-13, 29500).",
+            "nothing answered at slurm-bm-13 port 29500 for 60 s",
+        ),
+        (
+            "The client socket has timed out after 60000ms while trying to connect to (10.0.0.1, 56321).",
+            "nothing answered at 10.0.0.1 port 56321 for 60000 ms",
+        ),
+        (
+            "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 8/16 clients joined.",
+            "8 of 16 processes joined the store in 901 s",
+        ),
+        ("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError", "fewer nodes met than --nnodes asks for"),
+        # NVIDIA/nccl issue 1769.
+        ("Cuda failure 802 'system not yet initialized'", "its fabric manager does not run"),
+        (
+            "init.cc:871 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 9000",
+            "ranks 1 and 0 are on one GPU (9000)",
+        ),
+    ],
+)
+def test_ranks_that_never_met_are_said_with_what_to_see_to(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "run.log").write_text(f"[rank1]: Traceback\n[rank1]: {line}\n")
+    ended = diagnosis_of([str(tmp_path / "run.log")], Query())
+    assert any(said in caution for caution in ended.cautions)

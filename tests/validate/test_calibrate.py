@@ -139,12 +139,29 @@ def test_one_step_cannot_move_a_factor_far() -> None:
         ),
         ("{'train_runtime': 100.0, 'train_samples_per_second': 9.2, 'train_steps_per_second': 0.25}", 4.0),
         ('{"step": 3, "loss": 2.1, "step_time_s": 0.5, "tokens_per_s": 1000}', 0.5),
+        ("  1%|▏         | 24/1752 [01:08<1:22:56,  2.88s/it]", 2.88),
+        ("[1763]  98%|█████████▊| 1717/1752 [10:06:28<12:25, 21.30s/it]", 21.3),
+        ("\r 50%|#####     | 5/10 [00:01<00:01,  4.00it/s]", 0.25),
     ],
 )
 def test_the_lines_of_frameworks(line: str, seconds: float) -> None:
     found = step_time(f"some banner\n{line}\n{line}\nthe end", "log", batch=128, seq=8192, gpus=64)
     assert found.seconds == pytest.approx(seconds)
     assert found.steps + found.dropped == 2
+
+
+def test_the_longest_bar_is_of_the_training() -> None:
+    """Bars of evaluations, of shards and of a tokenizer are beside a Trainer's own; near 1 s its unit turns."""
+    bars = "".join(
+        f"\r {i}%|    | {i}/100 [00:10<01:40, {'1.25s/it' if i % 2 else '0.80it/s'}]" for i in range(10, 20)
+    )
+    others = (
+        "Loading checkpoint shards: 100%|##| 400/400 [00:05<00:00, 9.3s/it]\n"
+        + 30 * "\r 50%|#| 4/8 [0:09<0:09, 9.00s/it]"
+    )
+    map_ = "\nMap: 100%|####| 669/669 [00:00<00:00, 3076.21 examples/s]"
+    found = step_time(others + bars + others + map_, "log")
+    assert (found.seconds, found.steps + found.dropped) == (pytest.approx(1.25), 10)
 
 
 def test_warm_up_is_dropped_and_delays_are_counted() -> None:

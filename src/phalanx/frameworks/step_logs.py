@@ -73,11 +73,16 @@ def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0)
     rate without the sizes that it needs."""
     for printed_by, pattern in _lines():
         matches = list(pattern.finditer(text))
+        bars = "of" in pattern.groupindex
+        if bars:
+            most = max((int(m["of"]) for m in matches), default=0)
+            matches = [m for m in matches if int(m["of"]) == most]
         if matches:
-            unit = next(iter(pattern.groupindex))
-            starts = _starts(text, matches)
+            starts = [0] if bars else _starts(text, matches)
             text, last = text[matches[starts[-1]].start() :], matches[starts[-1] :]
-            times = np.array([_seconds(m[unit], unit, name, (batch, seq, gpus)) for m in last])
+            units = [m.lastgroup or "" for m in last]  # a bar turns from s/it to it/s
+            sizes = (batch, seq, gpus)
+            times = np.array([_seconds(m[u], u, name, sizes) for m, u in zip(last, units, strict=True)])
             rates = [float(m[1].replace(",", "")) for _, p in _lines("rate") for m in p.finditer(text)]
             tflops = float(np.median(rates[len(rates) // 2 :])) if rates else None
             return replace(_steady(printed_by, times), tflops=tflops, runs=len(starts))

@@ -1,7 +1,10 @@
-"""What ended a run, as torch says it in a log: an allocation that failed, or collectives that ran into their timeout.
+"""What ended a run, as torch says it in a log: an allocation that failed, collectives that ran into their timeout, or
+ranks that never met.
 
 References: pytorch, c10/cuda/CUDACachingAllocator.cpp (CUDA out of memory), torch/csrc/distributed/c10d/
-ProcessGroupNCCL.cpp (WorkNCCL::checkTimeout, "Watchdog caught collective operation timeout").
+ProcessGroupNCCL.cpp (WorkNCCL::checkTimeout, "Watchdog caught collective operation timeout"), socket.cpp ("The
+client socket has timed out"), TCPStore.cpp ("clients joined"), torch/distributed/elastic/rendezvous/api.py; CUDA
+Runtime API, cudaErrorSystemNotReady (802); NCCL, src/init.cc ("Duplicate GPU detected").
 """
 
 import re
@@ -58,9 +61,11 @@ class Failures:
     allocation: FailedAllocation | None
     stuck: tuple[StuckCollective, ...]
     """By rank."""
+    starts: tuple[str, ...] = ()
+    """Sentences on ranks that never met."""
 
     def __bool__(self) -> bool:
-        return self.allocation is not None or bool(self.stuck)
+        return self.allocation is not None or bool(self.stuck or self.starts)
 
     @property
     def verdicts(self) -> list[str]:
@@ -68,6 +73,7 @@ class Failures:
         return [
             *([self.allocation.verdict] if self.allocation else ()),
             *([_of_stuck(self.stuck)] if self.stuck else ()),
+            *self.starts,
         ]
 
 
@@ -91,6 +97,36 @@ _STUCK = re.compile(
     r"\[Rank (\d{1,8})\] Watchdog caught collective operation timeout: "
     r"WorkNCCL\(SeqNum=(\d{1,18}), OpType=(\w{1,40})(?:, NumelIn=(\d{1,18}))?(?:[^\n]{,99}?Timeout\(ms\)=(\d{1,12}))?"
 )
+_STARTS = (
+    (
+        r"socket has timed out after (\d{1,9}) ?(m?s)\w{0,6} while trying to connect to "
+        r"\(([^,()\s]{1,253}), (\d{1,5})\)",
+        "nothing answered at {2} port {3} for {0} {1}, where rank 0 keeps the store: see whether its host runs, "
+        "every node was started with this address and can resolve and reach it (getent hosts {2}), and no firewall "
+        "closes the port",
+    ),
+    (
+        r"Timed out after (\d{1,9}) seconds waiting for clients\. (\d{1,9})/(\d{1,9}) clients joined",
+        "{1} of {2} processes joined the store in {0} s: look for the error of the others, or for nodes started with "
+        "another address, port or number of ranks",
+    ),
+    (
+        r"\b(RendezvousTimeoutError)\b",
+        "fewer nodes met than --nnodes asks for before torchrun's time ran out: look for nodes that did not start, "
+        "or with another --rdzv-id or --rdzv-endpoint; nodes that start late need --rdzv-conf join_timeout=SECONDS",
+    ),
+    (
+        r"Error 802: |Cuda failure 802 |cudaErrorSystemNotReady|system not yet initialized",
+        "CUDA is not ready (error 802): on a host of NVSwitches its fabric manager does not run, or is of another "
+        "release than the driver: systemctl status nvidia-fabricmanager; nvidia-smi -q says the Fabric State",
+    ),
+    (
+        r"Duplicate GPU detected : rank (\d{1,8}) and rank (\d{1,8}) both on CUDA device (\w{1,16})",
+        "ranks {0} and {1} are on one GPU ({2}): each rank needs torch.cuda.set_device(LOCAL_RANK), and a GPU of its "
+        "own",
+    ),
+)
+"""What torch or NCCL print when ranks do not meet, and what it says."""
 _MOST = 10
 """Ranks that a sentence names."""
 
@@ -103,7 +139,8 @@ def read(text: str) -> Failures:
         if rank not in stuck or number < stuck[rank].number:
             elements = int(m[4]) if m[4] else None
             stuck[rank] = StuckCollective(rank, number, op_of(m[3]) or m[3].lower(), elements, int(m[5] or 0) / 1e3)
-    return Failures(_allocation(text), tuple(stuck[rank] for rank in sorted(stuck)))
+    starts = (said.format(*line.groups()) for pattern, said in _STARTS if (line := re.search(pattern, text)))
+    return Failures(_allocation(text), tuple(stuck[rank] for rank in sorted(stuck)), tuple(starts))
 
 
 def _allocation(text: str) -> FailedAllocation | None:
