@@ -126,6 +126,8 @@ def case(row: Row) -> Case:
 
 _FLASH = re.compile(r"\bFA-?([23])\b|flash-?attn-?([23])\b", re.IGNORECASE)
 """FlashAttention by version, in a row's words."""
+_PACKED = re.compile(r"(?:offline|in_batch)(?::(\d+))?$")
+"""Documents packed into sequences, in the column `packing`, and their mean tokens."""
 _RANK = re.compile(r"\b(?:rank|dim):? (\d+)")
 """An adapter's rank in the column `peft`; 16 where it is not stated, which hardly matters."""
 _BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq|float8)\b")
@@ -252,7 +254,7 @@ def _options(row: Row) -> StackOptions:
     """Return the options stated in a row's columns `routing`, `dispatcher`, `cuda_graphs`, `offload`,
     `grad_reduce_dtype`, `options`, `packing`, `task` and `peft`.
     If `routing` is blank, a benchmark's pretraining is taken to balance its experts, other tasks to use a learned
-    router. Packed documents are taken to fill a sequence each, as rows do not state their lengths."""
+    router. Packed documents fill a sequence each where `packing` does not say their mean length."""
     trains = row["routing"] == "real router" or (not row["routing"] and not row["task"].startswith("pretrain"))
     captured = row["cuda_graphs"]
     graphs = "full" if "full_iteration" in captured else "modules" if captured not in ("", "none") else captured
@@ -260,14 +262,14 @@ def _options(row: Row) -> StackOptions:
     bucket = _BUCKET.search(row["options"])
     rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
     on_host = _ON_HOST.search(row["offload"])
-    packed, adapters = row["packing"] in ("offline", "in_batch"), row["task"].endswith("lora")
+    packed, adapters = _PACKED.match(row["packing"]), row["task"].endswith("lora")
     return StackOptions(
         overlap_experts="on" if _OVERLAPPED.search(row["options"]) else "auto",
         lora=(int(rank[1]) if rank else 16) if adapters else 0,
         lora_targets=_targets(row) if adapters else "linear",  # type: ignore[arg-type]
         base=base[1] if base else "auto",  # type: ignore[arg-type]
         bucket_elements=int(bucket[1]) if bucket else 0,
-        document=(row.count("seq_len") or 0) if packed else 0,
+        document=int(packed[1] or row.count("seq_len") or 0) if packed else 0,
         attention=f"flash{flash[1] or flash[2]}" if flash else "auto",  # type: ignore[arg-type]
         routing="learned" if row.moe and trains else "auto",
         graphs=graphs or "auto",  # type: ignore[arg-type]
