@@ -18,18 +18,18 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
+from phalanx.runtime.any_module.agreement import gradient_norm, parameters_used, require_equal_calls
 from phalanx.runtime.any_module.first_pass import prove
 from phalanx.runtime.any_module.first_step import FirstStep
 from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut, SplitNames
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
-from phalanx.runtime.any_module.state import Buffers, ModuleState
+from phalanx.runtime.any_module.state import Buffers
 from phalanx.runtime.any_module.units import cut_buckets, cut_chunks, require_calls
 from phalanx.runtime.checkpoint.async_saver import agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
-from phalanx.runtime.tracing import host_values
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Precision
@@ -96,32 +96,9 @@ class Parallel(nn.Module):
         engine = DataParallel(module, filled, precision, comm, strategy, units, of_chunks)
         if engine.sharding.state:
             require_calls(units)
-        masters: dict[str, Tensor] = {}
-        if not engine.sharding.state:
-            separate = master != compute
-            masters = {n: initial[n].to(master, copy=True) if separate else p for n, p in trained.items()}
-            self._gradients = dict(engine.gradients())
-        else:
-            engine.start(lambda piece: initial[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
-            self._gradients = {}
-            for piece, own, gradient in engine.pieces():
-                masters[piece.parameter.fqn], self._gradients[piece.parameter.fqn] = own, gradient
-        apart: dict[str, Tensor] = {
-            n: p for n, p in trained.items() if not engine.sharding.state and masters[n] is not p
-        }
-        # Aliases of the same parameters, as tied weights have in a state_dict.
-        by_id = {id(p): n for n, p in trained.items()}
-        everything = module.named_parameters(remove_duplicate=False)
-        names = {n: by_id[id(p)] for n, p in everything if id(p) in by_id}
-        whole: dict[str, Tensor] = {}
-        everywhere: frozenset[str] = frozenset(names)
-        if cut is not None:
-            whole = dict(cut[1].state_dict())
-            anywhere = cut[1].named_parameters(remove_duplicate=False)
-            everywhere = frozenset(n for n, p in anywhere if p.requires_grad)
-        self._state = ModuleState(
-            module, comm, strategy, engine, master, masters, apart, names, split, whole, everywhere
-        )
+        masters, self._gradients = states.start_masters(engine, trained, initial, master)
+        whole = None if cut is None else cut[1]
+        self._state = states.state_of(module, comm, strategy, engine, master, masters, trained, split, whole)
         self._engine, self._masters = engine, masters
         children = {n: m for n, m in module.named_children()} if cut is not None else {}
         # Not registered as submodules: the children belong to `module`, and the skeleton must not count.
@@ -238,7 +215,7 @@ class Parallel(nn.Module):
             engine.begin()
             self._micro_batch, self._complete = -1, False
         self._micro_batch += 1
-        self._compare_calls()
+        require_equal_calls(engine, self.comm)
         engine.backward(self._micro_batch, last)
         self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
         (loss * self._share if self._share != 1 else loss).backward()
@@ -279,33 +256,11 @@ class Parallel(nn.Module):
         self._given = None
         return total
 
-    def _compare_calls(self) -> None:
-        """Raise RuntimeError if ranks have called different units, whose parameters they gathered together. The host
-        waits for the forward pass, because a backward pass would not end."""
-        gathered, axis = self._engine.gathered, self.comm.mesh.gradient_axis
-        if gathered is None or self.comm.size(axis) == 1:
-            return
-        most = host_values.to_device([gathered.called, -gathered.called], self.comm.world.device)
-        self.comm.all_reduce(most, axis, unit="calls", phase="B", reduction="max").wait()
-        (alike,) = host_values.read((most.sum(0, keepdim=True) == 0).long(), [1])
-        if not alike:
-            raise RuntimeError(
-                "ranks have called different units, and with zero=3 each would compute with parts of another one's "
-                "parameters: name units=[...] that all ranks call, or use zero=2"
-            )
-
     def _agree_on_gradients(self) -> None:
-        """Find the parameters that got a gradient in this step on any rank: the optimizer leaves the others alone, as
-        those whose gradient is None. Compression may still send what it kept back of any."""
-        if self.strategy.compressor is not None:
-            return
-        names, axis = list(self._engine.parameters), self.comm.mesh.gradient_axis
-        self._used = {name for b in self._engine.buckets for name in b.touched}
-        if self.comm.size(axis) > 1:
-            flags = [int(name in self._used) for name in names]
-            used = host_values.to_device(flags, self.comm.world.device)
-            self.comm.all_reduce(used, axis, unit="used", phase="opt", reduction="max").wait()
-            self._used = {name for name, flag in zip(names, host_values.read(used, flags), strict=True) if flag}
+        """Find the parameters that got a gradient on any rank: the optimizer leaves the others alone, as those whose
+        gradient is None. Compression may still send what it kept back of any."""
+        if self.strategy.compressor is None:
+            self._used = parameters_used(self._engine, self.comm)
 
     def _compare_first_step(self) -> None:
         """Compare the first step with one process, where that is asked for."""
@@ -333,23 +288,7 @@ class Parallel(nn.Module):
     def norm(self) -> float:
         """Return the 2-norm of the gradient, over all ranks' shares; all ranks together."""
         self._require_complete("the norm of the gradient")
-        if self.strategy.tp > 1:
-            return self._split_norm()
-        square = self._engine.norm_square()
-        if self.strategy.gradients_differ_by_rank:
-            over = "world" if self._engine.sharding.state else "pp"
-            self.comm.all_reduce(square, over, unit="metrics", phase="opt").wait()
-        return float(square.sqrt())
-
-    def _split_norm(self) -> float:
-        """Return the gradient norm of split layers: tensors replicated over tp count as a tp-th on each rank."""
-        s = self.strategy
-        square = torch.zeros((), dtype=torch.float64, device=self.comm.world.device)
-        for name, gradient in self._gradients.items():
-            square += gradient.double().square().sum() / (1 if name in self._state.split.cuts else s.tp)
-        square /= s.dp_replicate if self._engine.sharding.state else s.dp
-        self.comm.all_reduce(square, "world", unit="metrics", phase="opt").wait()
-        return float(square.sqrt())
+        return gradient_norm(self._engine, self.comm, self.strategy, self._gradients, self._state.split.cuts)
 
     @torch.no_grad()
     def clip(self, most: float) -> float:

@@ -68,6 +68,49 @@ class ModuleState:
         return self.names.get(name, name)
 
 
+def start_masters(
+    engine: DataParallel, trained: Mapping[str, nn.Parameter], initial: Mapping[str, Tensor], dtype: torch.dtype
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Start the tensors that this rank updates, in the master type, from the initial values; return them, and where
+    their reduced gradients will be, by parameter."""
+    if not engine.sharding.state:
+        separate = {n: initial[n].to(dtype, copy=True) if p.dtype != dtype else p for n, p in trained.items()}
+        return separate, dict(engine.gradients())
+    engine.start(lambda piece: initial[piece.parameter.fqn].view(-1)[piece.start : piece.stop])
+    masters: dict[str, Tensor] = {}
+    gradients: dict[str, Tensor] = {}
+    for piece, own, gradient in engine.pieces():
+        masters[piece.parameter.fqn], gradients[piece.parameter.fqn] = own, gradient
+    return masters, gradients
+
+
+def state_of(
+    module: nn.Module,
+    comm: Comm,
+    strategy: Strategy,
+    engine: DataParallel,
+    master: torch.dtype,
+    masters: dict[str, Tensor],
+    trained: Mapping[str, nn.Parameter],
+    split: SplitNames,
+    whole: nn.Module | None,
+) -> ModuleState:
+    """Return the state of a rank's module. `whole`: in a pipeline the entire module, without memory."""
+    apart: dict[str, Tensor] = {}
+    if not engine.sharding.state:
+        apart = {n: p for n, p in trained.items() if masters[n] is not p}
+    # Aliases of the same parameters, as tied weights have in a state_dict.
+    by_id = {id(p): n for n, p in trained.items()}
+    aliases = module.named_parameters(remove_duplicate=False)
+    names = {n: by_id[id(p)] for n, p in aliases if id(p) in by_id}
+    if whole is None:
+        return ModuleState(module, comm, strategy, engine, master, masters, apart, names, split, {}, names)
+    anywhere = whole.named_parameters(remove_duplicate=False)
+    everywhere = frozenset(n for n, p in anywhere if p.requires_grad)
+    tensors = dict(whole.state_dict())
+    return ModuleState(module, comm, strategy, engine, master, masters, apart, names, split, tensors, everywhere)
+
+
 @torch.no_grad()
 def state_dict(state: ModuleState) -> dict[str, Tensor]:
     """Return the entire module's state_dict, unsharded, parameters in the master type; all ranks together."""
