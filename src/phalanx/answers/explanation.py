@@ -11,6 +11,7 @@ from phalanx.answers.question.resolution import read
 from phalanx.planning.explain import explanation, operators
 from phalanx.planning.explain.analytic import AnalyticSubject
 from phalanx.planning.explain.exact import explain_exactly
+from phalanx.planning.explain.explanation import Loss
 from phalanx.spec.strategy.spec import Strategy
 
 
@@ -55,20 +56,6 @@ class OperatorIntensity:
     """FLOP per byte of memory."""
     bound: str
     takes_s: float
-
-
-@dataclass(frozen=True)
-class Loss:
-    """Time that a step loses, and the single change that reduces it most."""
-
-    name: str
-    takes_s: float
-    at_most: float
-    """Speed-up without the loss, as a share."""
-    change: str
-    """Such as `tp 4 -> 8`; "" if no neighbour helps."""
-    step_time_s: float | None
-    """Of the strategy with that change."""
 
 
 @dataclass(frozen=True)
@@ -128,10 +115,7 @@ def explanation_of(question: Question) -> Explanation:
             for o in operators.training(x.pricing, x.strategy)
         ),
         ridge=operators.ridge(x.pricing),
-        losses=tuple(
-            Loss(a.name, a.seconds, a.at_most, a.change, a.priced.seconds if a.priced else None)
-            for a in explanation.levers(x)
-        ),
+        losses=tuple(explanation.losses(x)),
         order=explanation.order_costs(x),
         neighbours=tuple(
             Neighbour(change, p.strategy, p.seconds, p.bytes_, p.fits, reason)

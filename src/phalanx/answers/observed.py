@@ -17,7 +17,8 @@ from phalanx.answers.search.model_plan import ModelPlan, model_plan
 from phalanx.answers.search.wishes import Wishes
 from phalanx.observation.request import ObservationRequest
 from phalanx.planning.explain import observed, observed_lint
-from phalanx.planning.explain.observed import ObservedFlow
+from phalanx.planning.explain.observed import ObservedFlow as ObservedFlow
+from phalanx.planning.explain.observed import ObservedStep, PlanDifference
 from phalanx.planning.explain.observed_lint import ProgramFinding
 from phalanx.planning.lookup import cluster_on
 from phalanx.schedule.observation import Observation
@@ -148,25 +149,6 @@ def observe(target: ProgramCommand, question: ObservationRequest) -> Observation
 
 
 @dataclass(frozen=True)
-class ObservedStep:
-    """The price of an observed rank's step: a lower bound, since of the kernels only products and attention count."""
-
-    rank: int
-    flops: int
-    compute_s: float
-    communication_s: float
-    """All collectives, one after the other."""
-    all_hidden_s: float
-    """The step with full overlap: the longer of computing and communicating."""
-    none_hidden_s: float
-    """The step without overlap: their sum."""
-    peak_bytes: int
-    usable_bytes: float
-    fits: bool
-    collectives: tuple[ObservedFlow, ...]
-
-
-@dataclass(frozen=True)
 class ObservedPrice(Answer):
     """The priced step of an observed program, on each rank observed."""
 
@@ -187,19 +169,6 @@ class ObservedFindings(Answer):
     program: str
     findings: tuple[ProgramFinding, ...]
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PlanDifference:
-    """One kind of event or quantity (`what`) on a rank: its count, and its bytes or FLOPs, in plan and program."""
-
-    rank: int
-    what: str
-    plan_count: int
-    program_count: int
-    plan_total: int
-    program_total: int
-    differs: bool
 
 
 @dataclass(frozen=True)
@@ -242,25 +211,7 @@ def price(o: Observation, query: Query) -> ObservedPrice:
     if query.cluster is None:
         raise InputError("cluster", None, "is missing", "an observation is priced on one, such as dgx-h100")
     cluster = cluster_on(query.cluster, query.calibration)(o.world)
-    return ObservedPrice(o.program, str(query.cluster), o.world, _steps(observed.price_observation(o, cluster)))
-
-
-def _steps(ranks: tuple[observed.PricedRank, ...]) -> tuple[ObservedStep, ...]:
-    return tuple(
-        ObservedStep(
-            rank=p.rank.rank,
-            flops=p.flops,
-            compute_s=p.compute_s,
-            communication_s=p.communication_s,
-            all_hidden_s=max(p.compute_s, p.communication_s),
-            none_hidden_s=p.compute_s + p.communication_s,
-            peak_bytes=p.rank.peak,
-            usable_bytes=p.usable,
-            fits=p.fits,
-            collectives=p.flows,
-        )
-        for p in ranks
-    )
+    return ObservedPrice(o.program, str(query.cluster), o.world, observed.price_observation(o, cluster))
 
 
 def findings(o: Observation, query: Query) -> ObservedFindings:
@@ -273,12 +224,7 @@ def findings(o: Observation, query: Query) -> ObservedFindings:
 def compare(o: Observation, plan: Path) -> PlanDifferences:
     """Compare an observed program's step with a plan. Raises InputError."""
     saved = plans.read(plan / "plan.json" if plan.is_dir() else plan)
-    return PlanDifferences(
-        tuple(
-            PlanDifference(d.rank, d.what, d.plan_count, d.program_count, d.plan_total, d.program_total, d.differs)
-            for d in observed.compare_with_plan(o, saved)
-        )
-    )
+    return PlanDifferences(observed.compare_with_plan(o, saved))
 
 
 def improve(o: Observation, query: Query, wishes: Wishes) -> ObservedImprovement:
@@ -295,7 +241,7 @@ def improve(o: Observation, query: Query, wishes: Wishes) -> ObservedImprovement
     return ObservedImprovement(
         program=o.program,
         axes=dict(o.axes),
-        now=_steps(observed.price_observation(o, cluster)),
+        now=observed.price_observation(o, cluster),
         findings=tuple(observed_lint.lint(o, cluster)),
         better=None if missing else model_plan(search, wishes),
     )

@@ -5,8 +5,6 @@ verdicts: without effect on layout, memory and time; with an effect that is not 
 list of the framework's keys has them (the nearest name is given). None is a value that the file does not state.
 """
 
-import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher, get_close_matches
@@ -16,14 +14,13 @@ from typing import Any, TypeVar
 
 from phalanx.frameworks import verdicts
 from phalanx.frameworks.keys import KeyTable
+from phalanx.frameworks.values import MOST, count, number, product, truth
 from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
 
 Config = Mapping[str, Any]
 T = TypeVar("T")
-MOST = 10**12
-"""The largest number that is read as a count, so that products of a few stay finite."""
 _LOOKED_UP, _LONGEST = 100, 80
 """The nearest name is looked for of at most this many unknown keys, of at most this many characters each: every one
 is compared with all keys of a framework."""
@@ -169,6 +166,10 @@ class Keys:
     def count(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> int | None:
         """Return the count at a path, as `take`."""
         return count(self.take(path, meaning, default))
+
+    def launched(self) -> int | None:
+        """Return the ranks that a launcher starts."""
+        return product(self.count("launch.nnodes", "world", 1), self.count("launch.nproc_per_node", "world"))
 
     def truth(self, path: str | tuple[str, ...], meaning: str, default: Any = None) -> bool | None:
         """Return the truth value at a path, as `take`."""
@@ -349,73 +350,7 @@ def shown(key: str) -> str:
     return key
 
 
-def count(value: Any) -> int | None:
-    """Return a positive whole number up to MOST, also written as text or with separators; None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        text = value.replace("_", "").replace(",", "").strip()
-        value = int(text) if re.fullmatch("[0-9]{1,15}", text) else None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, int) and 0 < value <= MOST else None
-
-
 def _states(value: Any) -> bool:
     if isinstance(value, float):
         return 0 <= value < 1e15
     return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= MOST)
-
-
-def number(value: Any, default: float) -> float:
-    """Return a finite number, also written as text; the default for anything else, such as a shell's variable."""
-    if isinstance(value, bool):
-        return default
-    try:
-        stated = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return default
-    return stated if math.isfinite(stated) else default
-
-
-def endless(value: Any) -> bool:
-    """Whether a value is NaN, infinite or too large for a float, also written as text."""
-    try:
-        return not isinstance(value, bool) and not math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
-    except OverflowError:
-        return True
-
-
-def truth(value: Any) -> bool | None:
-    """Return a truth value, also written as text; None for `auto` and anything else."""
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    if isinstance(value, str):
-        return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(value.lower())
-    return None
-
-
-def zero_level(value: Any) -> int | None:
-    """Return a level of ZeRO; None for anything else."""
-    return value if type(value) is int and value in range(len(ZERO_LEVELS)) else None
-
-
-def product(*values: int | None) -> int | None:
-    """Return the product; None if a factor is open."""
-    result = 1
-    for value in values:
-        if value is None:
-            return None
-        result *= value
-    return result
-
-
-def divided(whole: int | None, by: int | None) -> int | None:
-    """Return the quotient if it is whole; None if not or if one is open."""
-    if whole is None or not by or whole % by:
-        return None
-    return whole // by

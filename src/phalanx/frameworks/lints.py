@@ -32,9 +32,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, product, shown, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, shown
 from phalanx.frameworks.framework import Framework
 from phalanx.frameworks.registry import FRAMEWORKS
+from phalanx.frameworks.values import count, product, truth
 from phalanx.spec.rows import record
 from phalanx.spec.strategy import where
 

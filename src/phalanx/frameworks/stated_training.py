@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import count, number
+from phalanx.frameworks.values import count, number
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from phalanx.frameworks.configuration import Keys, count, number, truth
+from phalanx.frameworks.configuration import Keys
+from phalanx.frameworks.values import count, number, truth
 from phalanx.spec.errors import InputError
 
 _HUB = {

@@ -346,9 +346,10 @@ def _plan_change(question: Question | None) -> str:
     """Return the change of the plan itself that helps most, with its price; "" if none does."""
     if question is None or question.exact is not None:
         return ""
-    better = [lever for lever in explanation.levers(question.subject) if lever.priced is not None]
+    better = [
+        (loss.step_time_s, loss) for loss in explanation.losses(question.subject) if loss.step_time_s is not None
+    ]
     if not better:
         return ""
-    best = min(better, key=lambda lever: lever.priced.seconds if lever.priced else 0.0)
-    assert best.priced is not None
-    return f"of the plan itself: {best.change} would take {best.priced.seconds:.3g} s (it is against {best.name})"
+    seconds, best = min(better, key=lambda pair: pair[0])
+    return f"of the plan itself: {best.change} would take {seconds:.3g} s (it is against {best.name})"

@@ -20,11 +20,12 @@ from phalanx.answers.question.read import (
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
 from phalanx.frameworks.caveats import Caveat, unfilled
-from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, divided, shown, truth
+from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, shown
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.registry import priced_stack
+from phalanx.frameworks.values import divided, truth
 from phalanx.planning import lookup as names
 from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of

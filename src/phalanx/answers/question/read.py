@@ -10,13 +10,14 @@ from typing import Any
 from phalanx.answers.answer import Answer, plain
 from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.frameworks.caveats import Caveat, assumption, caveats_of
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, count, endless, shown
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, shown
 from phalanx.frameworks.lints import Mistake, lint
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import FILES
 from phalanx.frameworks.reading.source import kind_of, split_function
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts
 from phalanx.frameworks.stated_training import StatedTraining, arguments_of, stated_training
+from phalanx.frameworks.values import count, endless
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
 from phalanx.spec.errors import InputError

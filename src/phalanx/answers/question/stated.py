@@ -7,8 +7,9 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import Configuration, count
+from phalanx.frameworks.configuration import Configuration
 from phalanx.frameworks.registry import FRAMEWORKS, priced_stack
+from phalanx.frameworks.values import count
 from phalanx.planning import lookup as names
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Job, Precision

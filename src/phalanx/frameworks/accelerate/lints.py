@@ -3,8 +3,9 @@
 import math
 from collections.abc import Mapping
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, count
+from phalanx.frameworks.configuration import Config, Configuration, Keys
 from phalanx.frameworks.lints import Found, Lint
+from phalanx.frameworks.values import count
 
 _BLOCKS = {
     "GPT2Block": "gpt2",

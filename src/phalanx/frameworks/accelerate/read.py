@@ -11,12 +11,7 @@ from phalanx.frameworks.configuration import (
     Keys,
     Partial,
     StatedLayout,
-    count,
-    divided,
-    product,
-    truth,
     with_file_keys,
-    zero_level,
 )
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
@@ -27,6 +22,7 @@ from phalanx.frameworks.trainer_tuning import (
     optimizer_options,
     preference_options,
 )
+from phalanx.frameworks.values import count, divided, product, truth, zero_level
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Keys, StatedLayout, number, truth
+from phalanx.frameworks.configuration import Config, Keys, StatedLayout
+from phalanx.frameworks.values import number, truth
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete

@@ -3,20 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    StatedLayout,
-    count,
-    divided,
-    number,
-    product,
-    truth,
-    zero_level,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout
 from phalanx.frameworks.deepspeed import neox
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.values import count, divided, number, product, truth, zero_level
 
 KEYS = key_table("deepspeed")
 GRADIENT_BYTES = 2

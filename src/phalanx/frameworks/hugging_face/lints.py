@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 
-from phalanx.frameworks.configuration import Config, Configuration, truth
+from phalanx.frameworks.configuration import Config, Configuration
 from phalanx.frameworks.lints import Found, Lint, argument
+from phalanx.frameworks.values import truth
 
 
 def _types_disagree(c: Config, x: Configuration) -> Found:

@@ -10,14 +10,12 @@ from phalanx.frameworks.configuration import (
     Keys,
     Partial,
     StatedLayout,
-    count,
-    divided,
-    product,
     with_file_keys,
 )
 from phalanx.frameworks.hugging_face import read_engine
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.trainer_tuning import adapter_options, loss_options, optimizer_options, preference_options
+from phalanx.frameworks.values import count, divided, product
 from phalanx.spec.number_formats import PRECISIONS
 
 _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_length", "assistant_only_loss")
@@ -72,8 +70,7 @@ def _length(keys: Keys, at: str) -> int | None:
 def _world(keys: Keys, at: str, world: int | None) -> tuple[int | None, bool]:
     """Return the ranks that are given or that a launcher starts, and whether PPO's actor has them alone."""
     if world is None and at:
-        nodes = keys.count("launch.nnodes", "world", 1)
-        world = product(nodes, keys.count("launch.nproc_per_node", "world"))
+        world = keys.launched()
     of_actor = world is None and all(keys.take(f"{at}{name}", "world") is not None for name in _ACTORS)
     if of_actor:
         world = product(*(keys.count(f"{at}{name}", "world") for name in _ACTORS))

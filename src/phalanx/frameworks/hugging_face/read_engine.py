@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.frameworks.accelerate.read import on_host, sharding, within_node, wrapping
-from phalanx.frameworks.configuration import Config, Configuration, Keys, truth, zero_level
+from phalanx.frameworks.configuration import Config, Configuration, Keys
 from phalanx.frameworks.deepspeed import read as deepspeed
+from phalanx.frameworks.values import truth, zero_level
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _WORDS = {"full_shard": 3, "hybrid_shard": 3, "shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}

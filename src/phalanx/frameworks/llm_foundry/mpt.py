@@ -3,8 +3,9 @@ config_defaults.py), and attention's kernel of either kind of model."""
 
 from typing import Any
 
-from phalanx.frameworks.configuration import Keys, number
+from phalanx.frameworks.configuration import Keys
 from phalanx.frameworks.trainer_tuning import ATTENTION
+from phalanx.frameworks.values import number
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete

@@ -5,19 +5,12 @@ one under `parameters`. Composer 6405188 shards and recomputes (composer/utils/p
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    Partial,
-    StatedLayout,
-    count,
-    divided,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.llm_foundry import mpt
 from phalanx.frameworks.tables import resolve_references
 from phalanx.frameworks.trainer_tuning import adapter_options
+from phalanx.frameworks.values import count, divided
 from phalanx.spec.errors import InputError, nearest
 
 T = TypeVar("T")

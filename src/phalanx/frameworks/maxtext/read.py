@@ -10,20 +10,10 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    Partial,
-    StatedLayout,
-    count,
-    divided,
-    number,
-    product,
-    truth,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.maxtext import remat
+from phalanx.frameworks.values import count, divided, number, product, truth
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.frameworks.configuration import count, number
+from phalanx.frameworks.values import count, number
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import MOST_LAYERS
 

@@ -4,24 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    StatedLayout,
-    count,
-    divided,
-    product,
-    truth,
-    with_file_keys,
-    zero_level,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, with_file_keys
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import patterns, read_deepspeed, read_layout, read_slime
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.trainer_tuning import adapter_options, preference_options
+from phalanx.frameworks.values import count, divided, product, truth, zero_level
 from phalanx.spec.errors import InputError
 from phalanx.spec.number_formats import NUMBER_FORMATS
 from phalanx.spec.strategy import stack_options
@@ -264,8 +254,7 @@ def _require_values(args: Config) -> None:
 
 def _world(keys: Keys, flag: Callable[..., Any]) -> int | None:
     """Return the ranks that a launcher starts, or that the dump of a log says."""
-    nodes = count(keys.take("launch.nnodes", "world", 1))
-    return product(nodes, keys.count("launch.nproc_per_node", "world")) or count(flag("world_size", "world"))
+    return keys.launched() or count(flag("world_size", "world"))
 
 
 _DERIVED = {

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import count
 from phalanx.frameworks.megatron.patterns import WORDS, Flag, HybridPattern
+from phalanx.frameworks.values import count
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.attention import AttentionSizes
 from phalanx.spec.model.blocks.linear_attention import DeltaSizes

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from phalanx.frameworks.configuration import count, divided, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import layout as pipelines
 from phalanx.frameworks.megatron.patterns import Flag, HybridPattern
+from phalanx.frameworks.values import count, divided, truth
 from phalanx.spec.errors import InputError
 
 KEYS = key_table("megatron")

@@ -7,10 +7,10 @@ four times the hidden size (8/3 with a gate). The family follows from the mechan
 
 from typing import Any
 
-from phalanx.frameworks.configuration import count, number, truth
 from phalanx.frameworks.megatron import read_blocks as blocks
 from phalanx.frameworks.megatron.patterns import LATENT, Flag, HybridPattern
 from phalanx.frameworks.megatron.read_blocks import zeros_and_ones
+from phalanx.frameworks.values import count, number, truth
 from phalanx.spec.errors import InputError
 from phalanx.spec.model import presets
 from phalanx.spec.model.mechanisms import MOST_LAYERS, Experts, Latent, RopeScaling

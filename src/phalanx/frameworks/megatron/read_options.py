@@ -4,9 +4,9 @@ The inverse of frameworks/megatron/write.py. An option that a flag states is set
 
 from typing import Any
 
-from phalanx.frameworks.configuration import count, truth
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron.patterns import Flag
+from phalanx.frameworks.values import count, truth
 
 KEYS = key_table("megatron")
 _MIB = 2**20

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.frameworks.configuration import count, divided, product
+from phalanx.frameworks.values import count, divided, product
 
 Flag = Callable[[str, str], Any]
 

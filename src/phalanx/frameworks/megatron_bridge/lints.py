@@ -1,7 +1,8 @@
 """Mistakes in ConfigContainers and NeMo's recipes."""
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, count
+from phalanx.frameworks.configuration import Config, Configuration, Keys
 from phalanx.frameworks.lints import Found, Lint
+from phalanx.frameworks.values import count
 
 
 def _batches_disagree(c: Config, x: Configuration) -> Found:

@@ -7,21 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    Partial,
-    StatedLayout,
-    count,
-    divided,
-    product,
-    truth,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.megatron_bridge import read_container as bridge
 from phalanx.frameworks.tables import without_entry
+from phalanx.frameworks.values import count, divided, product, truth
 
 _PLACES = (
     *("policy.megatron_cfg.", "policy.dtensor_cfg.", "policy.", "model.data.train_ds.", "", "model.", "train."),

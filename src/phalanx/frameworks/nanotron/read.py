@@ -2,17 +2,9 @@
 
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    StatedLayout,
-    count,
-    number,
-    product,
-    zero_level,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.values import count, number, product, zero_level
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
 from phalanx.spec.model.families import complete

@@ -4,8 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, product
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.values import product
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model import presets

@@ -8,7 +8,7 @@ from typing import Any
 
 from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
-from phalanx.frameworks.configuration import Config, Configuration, Partial, product, shown
+from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
 from phalanx.frameworks.deepspeed.neox import is_neox
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.reading import folder, others
@@ -26,6 +26,7 @@ from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
 from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, source_of, split_function
 from phalanx.frameworks.tables import merge_tables, resolve_references
+from phalanx.frameworks.values import product
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.files.job_file import make_model

@@ -8,20 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import (
-    Config,
-    Configuration,
-    Keys,
-    Partial,
-    StatedLayout,
-    count,
-    divided,
-    number,
-    product,
-    truth,
-)
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.torchtitan.models import PRESETS
+from phalanx.frameworks.values import count, divided, number, product, truth
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.spec import ModelSpec
 

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout, divided, product
+from phalanx.frameworks.configuration import Config, Configuration, Keys, Partial, StatedLayout
 from phalanx.frameworks.keys import key_table
+from phalanx.frameworks.values import divided, product
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model import presets
 from phalanx.spec.model.spec import ModelSpec

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, divided, product, truth
+from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.megatron import read as megatron
+from phalanx.frameworks.values import divided, product, truth
 
 _ROLE, _ACTOR = "actor_rollout_ref", "actor_rollout_ref.actor"
 _MINI, _PROMPT, _PER_GPU, _TOKENS = 256, 512, 8, 16384

@@ -47,17 +47,17 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Lever:
-    """A loss of time in the step, and the single change that reduces it most."""
+class Loss:
+    """Time that a step loses, and the single change that reduces it most."""
 
     name: str
-    seconds: float
+    takes_s: float
     at_most: float
-    """Speed-up without the loss, as a share: an upper bound on the gain."""
+    """Speed-up without the loss, as a share."""
     change: str
-    """The change, such as `tp 4 -> 8`; "" if no neighbour helps."""
-    priced: PricedStrategy | None
-    """The neighbour with that change; None if none helps."""
+    """Such as `tp 4 -> 8`; "" if no neighbour helps."""
+    step_time_s: float | None
+    """Of the strategy with that change."""
 
 
 def axes(x: AnalyticSubject) -> list[Axis]:
@@ -82,13 +82,11 @@ def axes(x: AnalyticSubject) -> list[Axis]:
     return rows
 
 
-def levers(x: AnalyticSubject) -> list[Lever]:
+def losses(x: AnalyticSubject) -> list[Loss]:
     """Return the losses of at least 1 % of the step, largest first, each with the best single change against it."""
-    losses = {
-        name: x.priced.terms.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "launch", "head")
-    }
+    lost = {name: x.priced.terms.get(name, 0.0) for name in (*COMMUNICATION, "bubble", "recompute", "launch", "head")}
     rows = []
-    for name, seconds in sorted(losses.items(), key=lambda item: -item[1]):
+    for name, seconds in sorted(lost.items(), key=lambda item: -item[1]):
         if seconds < 0.01 * x.seconds:
             continue
         helpful = [
@@ -97,7 +95,8 @@ def levers(x: AnalyticSubject) -> list[Lever]:
             if p.fits and p.seconds < x.priced.seconds and p.terms.get(name, 0.0) < seconds
         ]
         change, p = min(helpful, key=lambda item: item[1].seconds) if helpful else ("", None)
-        rows.append(Lever(TERM_NAMES[name], seconds, x.seconds / (x.seconds - seconds) - 1, change, p))
+        at_most = x.seconds / (x.seconds - seconds) - 1
+        rows.append(Loss(TERM_NAMES[name], seconds, at_most, change, p.seconds if p else None))
     return rows
 
 

@@ -53,24 +53,22 @@ class ObservedFlow:
 
 
 @dataclass(frozen=True)
-class PricedRank:
-    """An observed rank's step on a cluster. `usable`: bytes of device memory available to a program."""
+class ObservedStep:
+    """An observed rank's step on a cluster: a lower bound, since of the kernels only products and attention count."""
 
-    rank: RankObservation
+    rank: int
     flops: int
     compute_s: float
-    flows: tuple[ObservedFlow, ...]
-    usable: float
-
-    @property
-    def communication_s(self) -> float:
-        """Seconds of all collectives, one after the other."""
-        return sum(f.seconds for f in self.flows)
-
-    @property
-    def fits(self) -> bool:
-        """Whether the peak of live bytes fits in the device's memory."""
-        return self.rank.peak <= self.usable
+    communication_s: float
+    """All collectives, one after the other."""
+    all_hidden_s: float
+    """The step with full overlap: the longer of computing and communicating."""
+    none_hidden_s: float
+    """The step without overlap: their sum."""
+    peak_bytes: int
+    usable_bytes: float
+    fits: bool
+    collectives: tuple[ObservedFlow, ...]
 
 
 def read(path: Path) -> Observation | None:
@@ -87,17 +85,30 @@ def read(path: Path) -> Observation | None:
     return from_json(text, str(path))
 
 
-def price_observation(o: Observation, cluster: ClusterSpec) -> tuple[PricedRank, ...]:
+def price_observation(o: Observation, cluster: ClusterSpec) -> tuple[ObservedStep, ...]:
     """Price every observed rank on a cluster. Raises InputError if it has fewer ranks than the program."""
     if cluster.ranks < o.world:
         raise InputError("cluster", cluster.name, f"has {cluster.ranks} ranks, the program {o.world}")
     system = system_of(cluster)
     rate = float(np.asarray(system.peak_bf16 * system.gemm))
     memory = float(np.asarray(system.memory_bytes))
-    flops = [sum(r.flops.values()) for r in o.ranks]
-    return tuple(
-        PricedRank(r, n, n / rate, tuple(_flows(r, cluster, system)), memory)
-        for r, n in zip(o.ranks, flops, strict=True)
+    return tuple(_step(r, cluster, system, sum(r.flops.values()) / rate, memory) for r in o.ranks)
+
+
+def _step(r: RankObservation, cluster: ClusterSpec, system: System, compute_s: float, memory: float) -> ObservedStep:
+    flows = tuple(_flows(r, cluster, system))
+    communication_s = sum(f.seconds for f in flows)
+    return ObservedStep(
+        rank=r.rank,
+        flops=sum(r.flops.values()),
+        compute_s=compute_s,
+        communication_s=communication_s,
+        all_hidden_s=max(compute_s, communication_s),
+        none_hidden_s=compute_s + communication_s,
+        peak_bytes=r.peak,
+        usable_bytes=memory,
+        fits=r.peak <= memory,
+        collectives=flows,
     )
 
 
@@ -134,9 +145,8 @@ _PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward", "o
 
 
 @dataclass(frozen=True)
-class PlanComparison:
-    """One kind of event, or one quantity, of a rank in the plan and in the program: counts, and total bytes or
-    FLOPs."""
+class PlanDifference:
+    """One kind of event or quantity (`what`) on a rank: its count, and its bytes or FLOPs, in plan and program."""
 
     rank: int
     what: str
@@ -144,14 +154,10 @@ class PlanComparison:
     program_count: int
     plan_total: int
     program_total: int
-
-    @property
-    def differs(self) -> bool:
-        """Whether plan and program disagree."""
-        return (self.plan_count, self.plan_total) != (self.program_count, self.program_total)
+    differs: bool
 
 
-def compare_with_plan(o: Observation, plan: Plan) -> tuple[PlanComparison, ...]:
+def compare_with_plan(o: Observation, plan: Plan) -> tuple[PlanDifference, ...]:
     """Compare every observed rank with the same rank of a plan. Raises InputError if the world sizes differ."""
     world = plan.strategy.world
     if o.world != world:
@@ -160,19 +166,18 @@ def compare_with_plan(o: Observation, plan: Plan) -> tuple[PlanComparison, ...]:
     return tuple(d for r in o.ranks for d in _of_rank(r, expand(layout.rank_view(r.rank))))
 
 
-def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[PlanComparison, ...]:
-    result = []
+def _of_rank(observed: RankObservation, program: StepProgram) -> tuple[PlanDifference, ...]:
     ours, theirs = _kinds(program.events), _kinds(tuple(x.event for x in observed.events))
-    for kind in dict.fromkeys((*ours, *theirs)):
-        (a, n), (b, m) = ours.get(kind, (0, 0)), theirs.get(kind, (0, 0))
-        op, ranks, phase = kind
-        result.append(PlanComparison(observed.rank, f"{op} of {ranks} ranks, {phase}", a, b, n, m))
+    rows = []
+    for op, ranks, phase in dict.fromkeys((*ours, *theirs)):
+        kind = op, ranks, phase
+        rows.append((f"{op} of {ranks} ranks, {phase}", ours.get(kind, (0, 0)), theirs.get(kind, (0, 0))))
     for phase in ("F", "B"):
         flops = sum(e.flops for e in program.events if _PHASES[e.phase] == _PHASES[phase])
         seen = sum(n for (p, _), n in observed.flops.items() if _PHASES[p] == _PHASES[phase])
-        result.append(PlanComparison(observed.rank, f"FLOPs, {_PHASES[phase]}", 0, 0, flops, seen))
-    result.append(PlanComparison(observed.rank, "peak of live bytes", 0, 0, program.peak_bytes, observed.peak))
-    return tuple(result)
+        rows.append((f"FLOPs, {_PHASES[phase]}", (0, flops), (0, seen)))
+    rows.append(("peak of live bytes", (0, program.peak_bytes), (0, observed.peak)))
+    return tuple(PlanDifference(observed.rank, what, a, b, n, m, (a, n) != (b, m)) for what, (a, n), (b, m) in rows)
 
 
 def _kinds(events: tuple[Event, ...]) -> dict[tuple[str, int, str], tuple[int, int]]:
