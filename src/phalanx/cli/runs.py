@@ -82,14 +82,8 @@ def of_job(
     began = time.time()
     try:
         outcome = run_training(file, resume, world, show, announce, max_restarts)
-    except RuntimeError:  # a rank failed: the page shows the steps until then
-        from phalanx.runtime.checkpoint.store import intact_steps as steps_saved
-
-        folder = RUNS / file.train.name
-        if (steps := folder / "metrics.jsonl").exists() and steps.stat().st_mtime >= began:
-            _write_report(folder)
-            if saved := steps_saved(folder / "checkpoint"):
-                announce(f"saved at step {max(saved)}; continue with: phalanx train --resume")
+    except RuntimeError:  # a rank failed
+        _report_failed_run(RUNS / file.train.name, began)
         raise
     assert outcome is not None
     if not output.json:
@@ -111,6 +105,16 @@ def of_job(
     if world is not None:
         _end(code)
     raise typer.Exit(code)
+
+
+def _report_failed_run(folder: Path, began: float) -> None:
+    """Write the page of the steps until a rank failed, if the run took any since it began; say what is saved."""
+    from phalanx.runtime.checkpoint.store import intact_steps as steps_saved
+
+    if (steps := folder / "metrics.jsonl").exists() and steps.stat().st_mtime >= began:
+        _write_report(folder)
+        if saved := steps_saved(folder / "checkpoint"):
+            announce(f"saved at step {max(saved)}; continue with: phalanx train --resume")
 
 
 def _write_report(folder: Path) -> None:

@@ -15,7 +15,7 @@ from phalanx.cli.output import require_savable, save_pictures
 from phalanx.cli.terminal import announce, console, print_json, require_writable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from phalanx.shared_cluster.placement.answer import PlaceAnswer
 
@@ -134,7 +134,6 @@ def place(
     from phalanx.shared_cluster.placement.answer import answer, job_of_plan, launch_files
     from phalanx.shared_cluster.topology.reading import leaves_of
     from phalanx.spec.errors import InputError
-    from phalanx.spec.files.plan import write_json, write_text
 
     require_savable(save)
     if launcher and not out:
@@ -151,18 +150,13 @@ def place(
         answers: Sequence[PlaceAnswer] = together.answers
     else:
         answers = [answer(jobs[0], free, leaves, search, partition)]
-    a = answers[0]
     prepared = [launch_files(launcher, o.placed.placement, o.free.unnumbered) if launcher else {} for o in answers]
-    for line in a.free.notes:
+    for line in answers[0].free.notes:
         announce(line)
     if out:
-        for i, (each, files) in enumerate(zip(answers, prepared, strict=True)):
-            folder = out / f"{i + 1}-{plan[i].stem}" if several else out
-            folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "placement.json", _as_json(each))
-            for name, text in files.items():
-                write_text(folder / name, text)
-            announce(f"written: {', '.join(str(folder / name) for name in ('placement.json', *files))}")
+        folders = [out / f"{i}-{path.stem}" for i, path in enumerate(plan, 1)] if several else [out]
+        for folder, each, files in zip(folders, answers, prepared, strict=True):
+            _write(folder, each, files)
     if save:
         from phalanx.report.gallery.mesh import nodes
 
@@ -171,18 +165,31 @@ def place(
     if json and several:
         listed = [{"plan": str(path), **_as_json(each)} for path, each in zip(plan, answers, strict=True)]
         print_json({"jobs": listed, "shared_uplinks": [asdict(each) for each in together.shared]})
-        return
-    if json:
-        print_json(_as_json(a))
-        return
-    if several:
+    elif json:
+        print_json(_as_json(answers[0]))
+    elif several:
         from phalanx.shared_cluster.placement.report import jobs_table, shares
 
         console().print(jobs_table([str(path) for path in plan], together))
         for line in shares([str(path) for path in plan], together):
             console().print(line, highlight=False, soft_wrap=True)
-        return
+    else:
+        _print(answers[0])
 
+
+def _write(folder: Path, answer: PlaceAnswer, files: Mapping[str, str]) -> None:
+    """Write a job's placement and the files that start it there."""
+    from phalanx.spec.files.plan import write_json, write_text
+
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "placement.json", _as_json(answer))
+    for name, text in files.items():
+        write_text(folder / name, text)
+    announce(f"written: {', '.join(str(folder / name) for name in ('placement.json', *files))}")
+
+
+def _print(a: PlaceAnswer) -> None:
+    """Print one job's placement, with the strategies that suit these GPUs better."""
     from phalanx.report import mesh as drawing
     from phalanx.report.style import terminal_table
     from phalanx.shared_cluster.placement.report import better, lines, others
@@ -202,8 +209,6 @@ def place(
 
 
 def _as_json(a: PlaceAnswer) -> dict[str, Any]:
-    from dataclasses import asdict
-
     from phalanx.planning.placement import axis_groups
 
     p = a.placed.placement
@@ -291,8 +296,6 @@ def read(
 def validate(json: bool = False) -> None:
     """Predict what it costs to have a job's GPUs on two nodes: measured steps of small models on three machines, from
     the time of one GPU and the links' published rates."""
-    from dataclasses import asdict
-
     from phalanx.shared_cluster.validation.placements import scores
 
     scored = scores()

@@ -108,16 +108,8 @@ def observe_rank(
                 raise
             raise Unobservable(_meaningless(error)) from error
         except Exception as error:
-            if place := _triton_launch(error):
-                raise Unobservable(
-                    f"a Triton kernel at {place} runs on a GPU alone: wrap it in torch.library.custom_op with a "
-                    "register_fake, or take the plain torch path in this run"
-                ) from error
-            if "CUDA_HOME" in str(error):  # says torch.utils.cpp_extension where no compiler for CUDA is
-                raise Unobservable(
-                    f"an extension is built for CUDA at {raised(error)}, and here is no compiler for it: give its "
-                    "operations fake kernels (torch.library.register_fake), or take the plain torch path in this run"
-                ) from error
+            if reason := _needs_cuda(error):
+                raise Unobservable(reason) from error
             raise
     if not results:
         raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
@@ -129,6 +121,21 @@ def observe_rank(
     if results[-1].step < wanted:
         note("the program took one step: it includes the initialisation of a first step")
     return replace(results[-1], notes=tuple(notes)), recorder.device, names.axes
+
+
+def _needs_cuda(error: Exception) -> str:
+    """Return what of a program runs on a GPU alone, with the remedy, where an error says so; "" for another error."""
+    if place := _triton_launch(error):
+        return (
+            f"a Triton kernel at {place} runs on a GPU alone: wrap it in torch.library.custom_op with a "
+            "register_fake, or take the plain torch path in this run"
+        )
+    if "CUDA_HOME" in str(error):  # says torch.utils.cpp_extension where no compiler for CUDA is
+        return (
+            f"an extension is built for CUDA at {raised(error)}, and here is no compiler for it: give its "
+            "operations fake kernels (torch.library.register_fake), or take the plain torch path in this run"
+        )
+    return ""
 
 
 _WITHOUT_MEANING = (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException)

@@ -158,17 +158,13 @@ def answer(
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
     candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
     candidates = [*fitting_cuts(prices, candidates), *candidates]
-    # Rank by the objective.
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     by_wish = candidates
     if weigh is not None:
         most = len(candidates) if weighed is None else weighed
         by_wish = sorted(candidates[:most], key=lambda r: weigh(r, pricing)) + candidates[most:]
-    ranked = [by_wish[i] for i in _without_variants([r.strategy for r in by_wish])][:keep]
-    if objective == "memory":
-        near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
-        ranked = sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
+    ranked = _best_by_memory(candidates, keep) if objective == "memory" else _best(by_wish, keep)
     types = narrower_types(prices, ranked) if objective == "throughput" else ()
     rejected = tuple(_rejected(prices, ranked[0], explored, {r.family for r in families}, options))
     return SearchAnswer(
@@ -186,6 +182,17 @@ def answer(
         types=types,
         first=tuple(explored.rows.strategy(row) for row in _first(explored)),
     )
+
+
+def _best(candidates: Sequence[RankedStrategy], keep: int) -> list[RankedStrategy]:
+    """Return the first candidates, without variants of an earlier one."""
+    return [candidates[i] for i in _without_variants([r.strategy for r in candidates])][:keep]
+
+
+def _best_by_memory(candidates: Sequence[RankedStrategy], keep: int) -> list[RankedStrategy]:
+    """Return the smallest candidates of those that are almost as fast as the first."""
+    near_best = [r for r in candidates if r.seconds <= (1 + _SLACK) * candidates[0].seconds]
+    return sorted(near_best, key=lambda r: r.priced.bytes_)[:keep]
 
 
 def _first(explored: Exploration) -> list[int]:
