@@ -231,8 +231,8 @@ class Head(nn.Module):
             self.linear.weight = tied
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return logits (batch, seq, vocab) of the stream, with tp only for this rank's rows of the vocabulary; with
-        targets (batch, seq), the loss summed over tokens, ()."""
+        """Return the logits of the stream, (batch, seq, vocab), with tp those of this rank's part of the vocabulary;
+        with targets (batch, seq), return the loss summed over tokens, ()."""
         if self.tp is not None:
             normed, weight = self.norm(x), self.linear.weight
             if targets is not None and not deferred_weight_grads.may_defer(weight):

@@ -81,7 +81,7 @@ PASSES = "passes"
 
 
 def unawaited_collectives(names: Sequence[str]) -> Iterator[Difference]:
-    """Yield a difference if there are names, of collectives that were never waited for."""
+    """Yield a difference that names the collectives that were never waited for, if there are any."""
     if names:
         others = f", nor for {len(names) - 1} more" if len(names) > 1 else ""
         yield Difference("waits", "for every collective", f"none for {names[0]}{others}")

@@ -193,14 +193,14 @@ def recipes(cases: Iterable[Case]) -> tuple[list[Case], list[tuple[Row, str]]]:
 
 
 def _question(c: Case) -> tuple[Any, ...]:
-    """Return what runs of one question have in common."""
+    """Return a key that is equal for runs of one question."""
     row = c.row
     source = tuple(row[name] for name in ("source_family", "framework", "framework_version", "task"))
     return (*source, c.model, row["gpu"], row["gpus"], row["precision"], c.job)
 
 
 def _scaled(c: Case) -> tuple[Any, ...]:
-    """Return what recipes have in common that differ only in release and numbers of GPUs, replicas and sequences."""
+    """Return a key that is equal for recipes that differ only in release, GPUs, replicas and global batch."""
     s, row = c.strategy, c.row
     source = tuple(row[name] for name in ("source_family", "framework", "task", "model"))
     degrees = (s.tp, s.cp, s.pp, s.virtual, s.ep, s.etp, s.micro_batch, s.recompute, s.zero)

@@ -214,7 +214,7 @@ class StepRecorder(TorchDispatchMode):
         self.resize(storage._cdata, size, owner)
 
     def resize(self, key: int, size: int, owner: str) -> None:
-        """Count a storage, resized for the module `owner`, with its new size."""
+        """Count a storage at its new size from now on. `owner`: the module for which it was resized."""
         old = self.known[key]
         old.died = self.clock + 1
         kind = GATHERED if size else old.kind

@@ -158,6 +158,7 @@ def answer(
     costs = [(r.seconds, r.priced.bytes_) for r in candidates]
     candidates = [candidates[i] for i in _distinct([r.strategy for r in candidates], costs)]
     candidates = [*fitting_cuts(prices, candidates), *candidates]
+    # Rank by the objective.
     each_best = {r.family: r for r in reversed(candidates)}
     families = tuple(each_best[name] for name in FAMILIES if name in each_best)
     by_wish = candidates

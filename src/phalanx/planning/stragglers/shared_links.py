@@ -111,8 +111,8 @@ class StepsTogether:
 
 
 def shared_tiers(cluster: ClusterSpec, jobs: Sequence[Sequence[Ranks]]) -> tuple[int, ...]:
-    """Return the tiers on which some job keeps less than its rate alone while all send. `jobs`: the groups of each,
-    in GPUs of the cluster, each (groups, ranks)."""
+    """Return the tiers on which some job is slower while all jobs send than it would be alone. `jobs`: for each the
+    GPUs of its groups, arrays of shape (groups, ranks)."""
     every = range(len(cluster.tiers))
     return tuple(i for i in every if (Links(cluster, i, cluster.ranks).among(jobs) < 1 - 1e-9).any())
 

@@ -96,8 +96,8 @@ def _has_forward(module: nn.Module) -> bool:
 
 
 def require_calls(units: Mapping[str, nn.Module]) -> None:
-    """Refuse, in its first forward pass, a unit that is not called while a part of it is: as `for attention, mlp in
-    blocks`, or by a method of its own. Nothing would gather its parameters, or wait for them."""
+    """Make the first forward pass raise InputError where a part of a unit is called and the unit itself is not, as by
+    `for attention, mlp in blocks`: nothing would gather the unit's parameters, or wait for them."""
 
     def watch(name: str, unit: nn.Module, part: str, m: nn.Module) -> None:
         def first(*_: Any) -> None:

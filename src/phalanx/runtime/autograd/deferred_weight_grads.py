@@ -135,7 +135,7 @@ class DeferredGradients:
         self._deferred.setdefault(unit, []).append((place, delivery))
 
     def deliver_later(self, parameter: nn.Parameter, gradient: Tensor | GroupedProduct | None) -> None:
-        """Defer only the delivery of a gradient that is computed already, or by its receiver. None defers nothing."""
+        """Defer the delivery of a gradient that is computed already, or by its receiver. None is no gradient."""
         if gradient is not None:
             self.leave(parameter, lambda deliver: deliver(parameter, gradient, []))
 

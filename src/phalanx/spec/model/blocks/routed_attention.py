@@ -47,8 +47,8 @@ def routed_attention(
     bias: bool = False,
     after: Norm | None = None,
 ) -> Sublayer:
-    """Return attention of experts (transformers 5.24, models/jetmoe/modeling_jetmoe.py:267, :413). `bias`: of the sum
-    of their results."""
+    """Return attention of experts (transformers 5.24, models/jetmoe/modeling_jetmoe.py:267, :413). `bias`: whether
+    one is added to the sum of the experts' results."""
     of, h, count = f"mixers.{sizes.name}.kv_heads", whole(hidden), Dim(sizes.count, 1, "ep")
     kv = Dim(sizes.kv_heads, sizes.head_dim, "tp", of=of)
     q = Dim(sizes.kv_heads * sizes.top_k, sizes.head_dim, "tp", of=of)
