@@ -18,7 +18,8 @@ from phalanx.answers.search.wishes import Wishes
 from phalanx.observation.request import ObservationRequest
 from phalanx.planning.explain import observed, observed_lint
 from phalanx.planning.explain.observed import ObservedFlow as ObservedFlow
-from phalanx.planning.explain.observed import ObservedStep, PlanDifference
+from phalanx.planning.explain.observed import ObservedStep as ObservedStep
+from phalanx.planning.explain.observed import PlanDifference as PlanDifference
 from phalanx.planning.explain.observed_lint import ProgramFinding
 from phalanx.planning.lookup import cluster_on
 from phalanx.schedule.observation import Observation

@@ -231,7 +231,7 @@ class Head(nn.Module):
             self.linear.weight = tied
 
     def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
-        """Return the logits of the stream, (batch, seq, vocab), with tp those of this rank's part of the vocabulary;
+        """Return the logits of the stream, (batch, seq, vocab), with tp over this rank's part of the vocabulary;
         with targets (batch, seq), return the loss summed over tokens, ()."""
         if self.tp is not None:
             normed, weight = self.norm(x), self.linear.weight
