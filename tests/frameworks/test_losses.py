@@ -40,6 +40,13 @@ def test_a_loss_that_has_the_heads_product_in_it_is_read(config: dict[str, Any],
     assert files.READERS[kind](config, 8).options.get("cross_entropy") == loss
 
 
+@pytest.mark.parametrize(("more", "said"), [({}, False), ({"liger_glu_activation": True}, True)])
+def test_what_ligers_other_kernels_keep_is_said_to_be_less(more: dict[str, Any], said: bool) -> None:
+    """axolotl-ai-cloud/axolotl issue 3154 names them one by one."""
+    c = files.READERS["accelerate"](_AXOLOTL | {"liger_fused_linear_cross_entropy": True} | more, 8)
+    assert any("keep less memory than is said" in note for note in c.notes) is said
+
+
 def test_logits_that_are_never_whole_take_no_memory(tmp_path: Path) -> None:
     """A micro-batch of 2 x 4,096 tokens has logits of 128,256 in at least 16 bits, and their gradient."""
     asked = ("--gpus", "8", "--cluster", "dgx-h100", "--model", "llama3-8b", "--strategy", "dp=8,zero=3", "--json")

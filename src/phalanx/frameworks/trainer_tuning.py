@@ -53,6 +53,8 @@ _UNNAMED = (
 _LOSS = "options.cross_entropy"
 _LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 _UNFUSED = "of Liger's kernels the loss has a price: its norms, rotation and MLP keep less memory than is said"
+_SMALLER = ("liger_rms_norm", "liger_layer_norm", "liger_glu_activation", "liger_swiglu", "liger_rope")
+"""Liger's other kernels, by axolotl's keys (src/axolotl/integrations/liger/args.py:31)."""
 _RANK = 8
 """Rank of adapters where the file has none (peft's LoraConfig; LLaMA-Factory's)."""
 _ATTENTION = {
@@ -164,7 +166,8 @@ def loss_options(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tupl
     if whole and keys.truth(f"{some}fused_linear_cross_entropy", _LOSS) is not False:
         return {"cross_entropy": "linear"}, (_UNFUSED,)
     if alone or cut:
-        return {"cross_entropy": "linear"}, ()
+        smaller = isinstance(config, Mapping) and any(truth(config.get(name)) for name in _SMALLER)
+        return {"cross_entropy": "linear"}, (_UNFUSED,) if smaller else ()
     named = keys.take(f"{at}loss_type", _PREFERRED)
     if named == "chunked_nll":  # TRL's (trl/trainer/sft_config.py:306)
         keys.understood[f"{at}loss_type"] = _LOSS
