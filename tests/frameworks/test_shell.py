@@ -69,6 +69,10 @@ SAME = [
     "show $(( V == 10 )) $((V>=11))",
     'show "$(printf "%s-%d" a 3)" `echo back` "$(echo "q \\"r\\"")" $(echo $((1+1)))',
     'declare -A T=([a]=1 [b]="2 3"); T[c]=4; K=b; show ${T[a]} "${T[$K]}" ${#T[@]} ${T[c]} ${T[none]:-d}',
+    "if true; then false; fi || show a; if false; then false; fi && show b; for i in 1; do false; done || show c; "
+    "f() { return 1; }; f || show d; case x in x) false;; esac || show e; { false; } || show f; (false) || show g; "
+    "if false; then true; else false; fi || show h; while false; do true; done && show i; "
+    "if true; then false; fi && show j; for i in 1; do true; done || show k; f && show l; (false) && show m",
     "show a \\\n  b \\\n  --c=d\nshow e;\nshow f &\nwait; true && show g; false || show h; ! false && show i",
 ]
 

@@ -100,38 +100,41 @@ def _note_unset(m: Follower, line: int, unset: set[str], scope: Scope, untaken: 
 
 def for_loop(m: Follower, node: For, scope: Scope) -> bool | None:
     """Follow `for`, each round by itself."""
+    status: bool | None = True
     if node.arithmetic is not None:
         start, condition, step = node.arithmetic
         arithmetic(start, scope)
         for _ in range(LONGEST_LOOP):
             if not (arithmetic(condition, scope) if condition.strip() else 1):
-                return True
-            if _round(m, node.body, scope):
-                return True
+                return status
+            ends, status = _round(m, node.body, scope)
+            if ends:
+                return status
             arithmetic(step, scope)
         return None
     values = scope.arguments if node.words is None else expand_all(node.words, scope)
     m.references[node.name] = set(REFERENCE.findall(" ".join(node.words or ())))
     for value in values[:LONGEST_LOOP]:
         scope.assign(node.name, value)
-        if _round(m, node.body, scope):
+        ends, status = _round(m, node.body, scope)
+        if ends:
             break
-    return True
+    return status
 
 
-def _round(m: Follower, body: Chain, scope: Scope) -> bool:
-    """Follow a loop's body once; return whether the loop ends with it."""
+def _round(m: Follower, body: Chain, scope: Scope) -> tuple[bool, bool | None]:
+    """Follow a loop's body once; return (whether the loop ends with it, its status)."""
     try:
-        m.chain(body, scope)
+        return False, m.chain(body, scope)
     except Left as left:
         if left.how not in ("break", "continue"):
             raise
-        return left.how == "break"
-    return False
+        return left.how == "break", left.status
 
 
 def while_loop(m: Follower, node: While, scope: Scope) -> bool | None:
     """Follow `while` or `until`; its body is a branch where the condition depends on the machine."""
+    last: bool | None = True
     for _ in range(LONGEST_LOOP):
         status = m.chain(node.condition, scope)
         if status is None or _reads_input(node.condition):
@@ -140,9 +143,10 @@ def while_loop(m: Follower, node: While, scope: Scope) -> bool | None:
             merge(m, scope, scope.copy(), before, node.line, "the loop depends on the machine")
             return None
         if status is node.until:
-            return True
-        if _round(m, node.body, scope):
-            return True
+            return last
+        ends, last = _round(m, node.body, scope)
+        if ends:
+            return last
     return None
 
 

@@ -56,8 +56,8 @@ def _differing_words(a: str, b: str) -> tuple[str, str]:
 
 
 class Left(Exception):
-    """The script, a function or a loop ends here: exit, return, break, continue."""
+    """The script, a function or a loop ends here: exit, return, break, continue. `status`: as it ends."""
 
-    def __init__(self, how: str) -> None:
+    def __init__(self, how: str, status: bool = True) -> None:
         super().__init__(how)
-        self.how = how
+        self.how, self.status = how, status

@@ -66,7 +66,7 @@ class ScriptFollower(Follower):
                 except Left as left:
                     if not node.subshell or left.how not in ("exit", "return"):
                         raise
-                    status = True
+                    status = left.status
                 return status
 
     def chain(self, chain: Chain, scope: Scope) -> bool | None:
@@ -170,7 +170,8 @@ class ScriptFollower(Follower):
         if name in ("exit", "return", "break", "continue"):
             if name == "exit" and words[1:2] not in ([], ["0"]):  # a guard, which a run that succeeds passes
                 return True
-            raise Left(name)
+            fails = name == "return" and len(words) > 1 and words[1].isdigit() and words[1] != "0"
+            raise Left(name, not fails)
         if name in (":", "true", "false"):
             return name != "false"
         if name in ("cd", "pushd"):

@@ -238,7 +238,7 @@ def source(m: Follower, words: list[str], line: int, scope: Scope) -> bool | Non
     except Left as left:
         if left.how != "return":
             raise
-        return True
+        return left.status
     finally:
         m.depth -= 1
 
@@ -258,7 +258,7 @@ def call(m: Follower, words: list[str], names: set[str], scope: Scope) -> bool |
     except Left as left:
         if left.how != "return":
             raise
-        return True
+        return left.status
     finally:
         m.depth -= 1
         scope.arguments, scope.called = outer, called
