@@ -10,6 +10,7 @@ import shutil
 from itertools import chain, pairwise
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pytest
 import torch
@@ -239,6 +240,22 @@ def test_any_cut_reads_what_any_other_wrote(
     reader = container.Reader(folder, 1)
     assert reader.read("a", start, stop).equal(tensor.flatten()[start:stop])
     assert reader.contents == {"a": (shape, torch.float32)}
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**63, 1.0, True, "1", None])
+@pytest.mark.parametrize("field", ["shape", "begin", "offsets", "sizes"])
+def test_a_count_of_an_index_is_an_integer_of_63_bits(tmp_path: Path, field: str, wrong: object) -> None:
+    right = {"shape": [1], "begin": 0, "offsets": [0], "sizes": [1]}
+
+    def read(row: dict[str, Any]) -> dict[str, container.StoredTensor]:
+        box = ["rank-00000.safetensors", row["begin"], row["offsets"], row["sizes"]]
+        index = {"a": {"shape": row["shape"], "dtype": "F32", "boxes": [box]}}
+        (tmp_path / container.INDEX).write_text(json.dumps(index))
+        return container.read_index(tmp_path, {"rank-00000.safetensors": 4})
+
+    assert read(right)["a"].shape == (1,)
+    with pytest.raises(ValueError, match="shape that is none"):
+        read(right | {field: wrong if field == "begin" else [wrong]})
 
 
 def test_other_tools_read_the_files(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from phalanx.runtime.process.environment import ALONE, World
 from phalanx.schedule.layers.collectives import chunks
 from phalanx.schedule.layout import Layout
 from phalanx.spec.errors import InputError
-from phalanx.spec.files.job_file import make_model
+from phalanx.spec.files.job_file import make_model, make_strategy
 from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.legality import check
@@ -206,22 +206,23 @@ def evaluated(world: World, spec: ModelSpec, job: Job, strategy: Strategy) -> tu
     comm = Comm(world, mesh(strategy))
     training = Training(spec, job, strategy, comm, seed=0)
     tokens = torch.randint(spec.vocab, (3, job.seq + 1), generator=torch.Generator().manual_seed(1))
-    found = training.evaluate([tokens[:2], tokens[2:]], passes=3)
+    found = training.evaluate(list(map(training.context.cut, (tokens[:2], tokens[2:]))), passes=3)
     training.engine.wait_parameters(list(training.engine.parameters))
     comm.barrier()
     return found
 
 
-@pytest.mark.parametrize("zero", [0, 3])
-def test_an_evaluation_ends_with_any_number_of_tokens(pool: Pool, zero: int) -> None:
-    """Here 7, of which two ranks cannot have as many each."""
-    spec, job = model(), Job(2, 7)
-    strategy = Strategy(tp=2, sp=True, micro_batch=2)
+@pytest.mark.parametrize(
+    ("line", "seq"),
+    [
+        ("tp=2,sp=1,micro_batch=2", 7),  # of which two ranks cannot have as many each
+        ("tp=2,sp=1,micro_batch=1,dp=2,zero=3", 8),
+        ("cp=4,micro_batch=2,zero=3", 8),
+    ],
+)
+def test_an_evaluation_ends_with_any_number_of_tokens(pool: Pool, line: str, seq: int) -> None:
+    strategy, spec, job = make_strategy(line), model(), Job(2, seq)
     alone = pool.run(1, evaluated, spec, job, Strategy(micro_batch=2))[0]
-    if zero:
-        strategy = Strategy(tp=2, sp=True, micro_batch=1, dp=2, zero=3)
-        job = Job(2, 8)
-        alone = pool.run(1, evaluated, spec, job, Strategy(micro_batch=2))[0]
     loss, tokens = pool.run(strategy.world, evaluated, spec, job, strategy)[0]
     assert (loss / tokens, tokens) == pytest.approx((alone[0] / alone[1], alone[1] * strategy.dp), rel=1e-5)
 

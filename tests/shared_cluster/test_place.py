@@ -369,6 +369,7 @@ def test_the_command_places_and_compares(plan):
     assert answer["others"][0]["step_time_s"] < answer["step_time_s"]
     assert "node3" in (plan / "p.svg").read_text()
     assert "costs" in phalanx(plan, *line, "--no-search")[1]
+    assert "against the plan" in phalanx(plan, *line)[1]
     assert "does not divide" in error_of(plan, *line[:-1], "tp=3,dp=4")
     code, _, err = phalanx(plan, *line, "--no-search", "--for", "slurm", "--out", "p.json")
     assert (code, err) == (2, "error: --out = 'p.json': is a file; name a folder\n")
