@@ -39,17 +39,15 @@ def test_nanotron_accumulates_in_the_type_that_was_priced(tmp_path: Path, option
     assert f"accumulate_grad_in_fp32: {wide}" in written
 
 
-@pytest.mark.parametrize("gradients", ["", "--grad-reduce-in-bf16"])
-def test_a_bucket_is_of_as_many_elements_in_either_type_of_gradients(tmp_path: Path, gradients: str) -> None:
-    (tmp_path / "run.sh").write_text(
-        "torchrun --nproc-per-node 8 pretrain_gpt.py --micro-batch-size 1 --global-batch-size 64 --num-layers 8 "
-        "--bf16 --hidden-size 512 --num-attention-heads 8 --seq-length 512 --max-position-embeddings 512 "
-        f"--vocab-size 32000 --use-distributed-optimizer --overlap-grad-reduce --ddp-bucket-size 12345678 {gradients}"
-    )
-    assert phalanx(tmp_path, "read run.sh --cluster dgx-h100 --out plan.json")[0] == 0
-    written = _written(tmp_path, "megatron")
-    assert "--ddp-bucket-size 12345678\n" in written
-    assert ("--grad-reduce-in-bf16" in written) == bool(gradients)
+@pytest.mark.parametrize(("options", "bytes_each"), [("", 4), (" --options reduce=bfloat16", 2)])
+def test_a_bucket_has_the_elements_that_fill_it_in_the_type_of_gradients(
+    tmp_path: Path, options: str, bytes_each: int
+) -> None:
+    _exported(tmp_path, "megatron-core", "megatron", f"--strategy tp=2,zero=1{options}")
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    plan["strategy"]["bucket"] = 50.0
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    assert f"--ddp-bucket-size {50 * 2**20 // bytes_each}\n" in _written(tmp_path, "megatron")
 
 
 @pytest.mark.parametrize(
