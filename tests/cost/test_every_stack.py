@@ -4,6 +4,8 @@ choose:
     whole      terms are not negative and sum to the step and to the peak; model FLOPs <= hardware FLOPs < the peak
     monotone   no faster with half the rate of a link, of memory or of products, with twice a latency or an update's
                bytes
+    scale      a machine that is half as fast in everything takes twice as long in every term: seconds are made of
+               rates and of constants in seconds, and of nothing else
     state      no more bytes of it with twice dp, tp or pp
     no free    at a level that keeps less state a rank sends no less; recomputation that keeps less computes no less
     lunch      (from level 0 to 1 no less is sent in the same type: parameters come back in 2 bytes, gradients in 4)
@@ -15,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +112,7 @@ def test_what_holds_of_any_strategy(model: str, examples: int) -> None:
         if len(rows):
             _whole(p, rows)
             _monotone(p, rows)
+            _scale(p, rows)
             _state(p, rows)
             _no_free_lunch(p, rows)
             _bounds(p, rows)
@@ -139,6 +143,28 @@ def _monotone(p: Pricing, rows: Strategies) -> None:
     for name in ("gradient_bytes", "parameter_bytes", "optimizer_bytes", "hidden_bytes", "launch_s"):
         wide = replace(p.profile, **{name: 2 * np.asarray(getattr(p.profile, name))})
         assert np.all(step(p.shape, how, p.system, wide).seconds >= before / NEAR), (p.stack, name)
+
+
+def _slower(x: Any) -> Any:
+    """Return a system's or a profile's constants with half of each rate and twice of each duration."""
+    rates = ("peak_bf16", "peak_fp8", "peak_fp4", "peak_fp32", "peak_tf32", "peak_fp64", "tree")
+    changed = {}
+    for name, value in vars(x).items():
+        if name == "tiers":
+            changed[name] = tuple(map(_slower, value))
+        elif name in rates or "bytes_per_s" in name:
+            changed[name] = np.asarray(value) / 2
+        elif name.endswith("_s"):
+            changed[name] = np.asarray(value) * 2
+    return replace(x, **changed)
+
+
+def _scale(p: Pricing, rows: Strategies) -> None:
+    how = p.layout(rows)
+    before = step(p.shape, how, p.system, p.profile)
+    after = step(p.shape, how, _slower(p.system), _slower(p.profile))
+    for name, seconds in before.terms.items():
+        assert after.terms[name] == pytest.approx(2 * np.asarray(seconds), rel=1e-9, abs=1e-15), (p.stack, name)
 
 
 def _state(p: Pricing, rows: Strategies) -> None:
