@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,9 +25,9 @@ from support import (
     split_module,
     two_modules,
 )
-from support.rank_pool import Pool
+from support.rank_pool import Pool, Where
 from support.sizes import combined, examples, sampled
-from torch import nn
+from torch import Tensor, nn
 
 import phalanx
 from phalanx.runtime.any_module.batch_norm import _Normalise
@@ -127,17 +130,83 @@ def test_a_loss_through_another_model_trains_one_alone(pool: Pool, line: str) ->
             np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-11, err_msg=name)
 
 
-@pytest.mark.parametrize("line", ["zero=0", "zero=1"])
-def test_clipping_that_would_do_nothing_is_said(line: str) -> None:
+def _clip_by_hand(layer: nn.Module, of: list[Tensor]) -> None:
+    nn.utils.clip_grad_norm_(of, 0.1)
+
+
+def _clip_by_own_code(layer: nn.Module, of: list[Tensor]) -> None:
+    norm = torch.stack([p.grad.square().sum() for p in layer.parameters() if p.grad is not None]).sum().sqrt()
+    for p in layer.parameters():
+        p.grad = None if p.grad is None else p.grad * (0.1 / norm)
+
+
+@pytest.mark.parametrize("clip", [_clip_by_hand, _clip_by_own_code])
+def test_whole_gradients_are_where_a_program_looks_for_them(clip: Callable[[nn.Module, list[Tensor]], None]) -> None:
+    """Unsharded, `.grad` is the gradient, and what a program puts there is what the optimizer takes."""
+    plain, layer = nn.Linear(3, 2), nn.Linear(3, 2)
+    layer.load_state_dict(plain.state_dict())
+    model = phalanx.parallelize(layer, "zero=0")
+    held = list(model.parameters())
+    pairs = (plain, torch.optim.SGD(plain.parameters(), lr=1.0)), (layer, torch.optim.SGD(held, lr=1.0))
+    model.attach(pairs[1][1])
+    for x in torch.ones(3, 1, 3).unbind(0):
+        plain(x).square().sum().backward()
+        model.backward(model(x).square().sum())
+        for module, optimizer in pairs:
+            clip(module, list(module.parameters()) if module is plain else held)
+            optimizer.step()
+            optimizer.zero_grad()
+    for mine, other in zip(layer.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@pytest.mark.parametrize("infinite", [False, True])
+def test_a_grad_scaler_sees_infinities(infinite: bool) -> None:
+    layer = nn.Linear(3, 2)
+    before = layer.weight.detach().clone()
+    model = phalanx.parallelize(layer, "zero=0")
+    optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=1.0))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    model.backward(scaler.scale(model(torch.ones(1, 3)).sum()) * (math.inf if infinite else 1))
+    scaler.step(optimizer)
+    scaler.update()
+    torch.testing.assert_close(before - layer.weight, torch.full_like(before, 0.0 if infinite else 1.0))
+    assert (scaler.get_scale() < 1024) == infinite
+
+
+@pytest.mark.parametrize("line", ["zero=1", "zero=3"])
+def test_a_part_of_a_gradient_is_not_taken_for_all_of_it(pool: Pool, line: str) -> None:
+    """A norm of what one rank holds would clip each rank by another factor, and an infinity would stop one rank
+    alone."""
+    for said in pool.run(2, listed_module.readings, line):
+        assert len(said) == 4
+        assert all("not the whole gradient" in one and "use model.clip" in one for one in said), said
+
+
+@pytest.mark.parametrize("line", ["zero=0", "zero=1", "zero=3"])
+def test_gradients_are_not_lost_where_every_micro_batch_is_called_the_last(line: str) -> None:
     model = phalanx.parallelize(nn.Linear(2, 2), line)
     optimizer = model.attach(torch.optim.SGD(model.parameters(), lr=0.1))
     model.backward(model(torch.ones(1, 2)).sum())
-    with pytest.warns(UserWarning, match=r"gradients are not in .grad, .* use model.clip"):
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    with pytest.raises(RuntimeError, match=r"neither used by optimizer.step\(\) nor dropped .* last=True"):
+        model.backward(model(torch.ones(1, 2)).sum())
+    optimizer.zero_grad()
+    model.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert len(list(model.parameters())) == 2
+
+
+def test_units_called_unequally_often_end_in_a_line() -> None:
+    """One rank gathers a unit while the other is at its backward pass."""
+    alone = Pool(Where(2, 2))  # whose connections are of no use afterwards
+    try:
+        said = alone.run(2, listed_module.refusal, "zero=3,prefetch=0", "more", 2.0)
+    finally:
+        alone.stop()
+    assert all(line.endswith("with zero=3, call the same units equally often") for line in said), said
+    assert sorted(re.search(r"failed during (\S+ of \w+)", line)[1] for line in said) == [  # type: ignore[index]
+        "all_gather of blocks",
+        "all_reduce of calls",
+    ]
 
 
 def test_a_hook_that_gets_gradients_before_their_sum_is_said() -> None:

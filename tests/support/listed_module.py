@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 
 from phalanx.runtime.any_module.parallelize import spread
 from phalanx.runtime.process.environment import World
+from phalanx.runtime.process.world import group
 from phalanx.spec.errors import InputError
 
 
@@ -52,7 +54,8 @@ ORDERS = {"again": (0, 2, 0, 1, 1), "backwards": (2, 1, 0), "in turns": (0, 2, 1
 class Listed(nn.Module):
     """`kind`: "pairs", ModuleLists in a ModuleList; "parts", modules of which only parts are called; "two views",
     blocks that two views of a batch go through before their product; "routed", a block that the batch chooses;
-    "carried", blocks with a second output; or one of ORDERS, in which blocks are called."""
+    "more", one that some batches go through again; "carried", blocks with a second output; or one of ORDERS, in
+    which blocks are called."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -70,7 +73,8 @@ class Listed(nn.Module):
                 x, bias = block(x, bias)
             return x
         if self.kind not in ("pairs", "parts"):
-            chosen = {"routed": (0, 1 + int(x.sum() > 0), 3)}.get(self.kind, (0, 1, 2))
+            more = int(x.sum() > 0)
+            chosen = {"routed": (0, 1 + more, 3), "more": (0, 1, 2) + (1,) * more}.get(self.kind, (0, 1, 2))
             order = [self.blocks[i] for i in ORDERS.get(self.kind, chosen)]
             views = [x, x.flip(1)] if self.kind == "two views" else [x]
             return torch.stack([nn.Sequential(*order)(view) for view in views]).prod(0)
@@ -97,10 +101,37 @@ def train(world: World, line: str, kind: str) -> dict[str, Any]:
     return {name: t.numpy() for name, t in model.state_dict().items()}
 
 
-def refusal(world: World, line: str, kind: str) -> str:
+def refusal(world: World, line: str, kind: str, timeout_s: float = 300.0) -> str:
     """Return what is said of a training; "" if nothing is."""
+    gloo: Any = group(tuple(range(world.size)))._get_backend(torch.device("cpu"))
+    gloo._set_default_timeout(timedelta(seconds=timeout_s))
     try:
         train(world, line, kind)
     except (InputError, RuntimeError) as error:
         return str(error)
     return ""
+
+
+def readings(world: World, line: str) -> list[str]:
+    """Return what is said of each way to read `.grad` before the update; "" if nothing is."""
+    layer = nn.Linear(4, 4)
+    model = spread(world, layer, line)
+    held = list(model.parameters())
+    update = model.attach(torch.optim.SGD(held, lr=0.1))
+    scaler = torch.amp.GradScaler("cpu")
+    model.backward(scaler.scale(model(torch.ones(1, 4)).sum()))
+    said = []
+    for read in (
+        lambda: nn.utils.clip_grad_norm_(held, 1.0),
+        lambda: nn.utils.clip_grad_norm_(layer.parameters(), 1.0),
+        lambda: [p.grad.square() for p in layer.parameters() if p.grad is not None],
+        lambda: scaler.unscale_(update),
+    ):
+        try:
+            read()
+            said.append("")
+        except RuntimeError as error:
+            said.append(str(error))
+    update.step()
+    assert all(p.grad is None for p in (*held, *layer.parameters()))
+    return said

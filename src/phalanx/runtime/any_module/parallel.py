@@ -11,6 +11,7 @@ Collectives are issued by the engine (runtime/data_parallel/engine.py), by split
 
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from torch import Tensor, nn
 
 from phalanx.runtime.any_module import state as states
 from phalanx.runtime.any_module.agreement import gradient_norm, parameters_used, require_equal_calls
-from phalanx.runtime.any_module.first_pass import prove
+from phalanx.runtime.any_module.first_pass import has_values, prove
 from phalanx.runtime.any_module.first_step import FirstStep
 from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
+from phalanx.runtime.any_module.shown_gradients import GradientElsewhere, show
 from phalanx.runtime.any_module.split_names import Cut, SplitNames
 from phalanx.runtime.any_module.stages import Loss, ModuleStages
 from phalanx.runtime.any_module.state import Buffers
@@ -30,6 +32,7 @@ from phalanx.runtime.checkpoint.async_saver import agree_on_newest
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.dtypes import DTYPES
 from phalanx.runtime.data_parallel.engine import DataParallel
+from phalanx.runtime.process.rank import naming_collective
 from phalanx.schedule.pipeline.stages import rank_of
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import Precision
@@ -108,6 +111,7 @@ class Parallel(nn.Module):
         self._empty = torch.zeros(0, dtype=master)  # the optimizer's only tensor on a rank without elements
         self._used = set(masters)  # parameters that got a gradient in this step, on any rank
         self._micro_batch = -1  # no micro-batch of this step yet
+        self._shows = has_values(module)  # gradients, to whom reads `.grad`
         self._complete = self._failed = self._allocating = False
         # The module's own state_dict reads weights, whose all-gather may be in flight.
         module.register_state_dict_pre_hook(lambda *_: self.synchronize())
@@ -138,9 +142,16 @@ class Parallel(nn.Module):
         if self._unsplit:
             whole, plan = self._unsplit.pop()
             prove(whole, plan, self.comm, args, kwargs)
-        if self._first_step and any(p.requires_grad for p in self._engine.parameters.values()):
-            return self._first_step[0].note(self.module, args, kwargs)
-        return self.module(*args, **kwargs)
+        with self._naming_collective():
+            if self._first_step and any(p.requires_grad for p in self._engine.parameters.values()):
+                return self._first_step[0].note(self.module, args, kwargs)
+            return self.module(*args, **kwargs)
+
+    def _naming_collective(self) -> AbstractContextManager[None]:
+        remedy = "all ranks run the same number of micro-batches"
+        if self._engine.gathered is not None:
+            remedy += " and, with zero=3, call the same units equally often"
+        return naming_collective(self.comm.world, remedy)
 
     def _apply(self, *_: Any, **__: Any) -> Any:
         raise RuntimeError("a parallelized module is not moved or cast, for its memory is the engine's: do so before")
@@ -169,11 +180,6 @@ class Parallel(nn.Module):
         """Yield the tensors that this rank updates, by the module's names: the parameters (or their masters) with
         zero=0, else its flat piece of each, in the master type. Parameters without a piece on this rank are left
         out."""
-        if self._complete and not self._allocating:
-            said = (
-                "between backward and the optimizer's step gradients are not in .grad, where nothing would clip them"
-            )
-            warnings.warn(f"{said}: use model.clip(most) or model.norm()", stacklevel=2)
         start = f"{prefix}." if prefix else ""
         yield from ((start + name, p) for name, p in self._masters.items() or [("nothing", self._empty)])
 
@@ -215,17 +221,20 @@ class Parallel(nn.Module):
             engine.begin()
             self._micro_batch, self._complete = -1, False
         self._micro_batch += 1
-        require_equal_calls(engine, self.comm)
-        engine.backward(self._micro_batch, last)
-        self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
-        (loss * self._share if self._share != 1 else loss).backward()
+        with self._naming_collective():
+            require_equal_calls(engine, self.comm)
+            engine.backward(self._micro_batch, last)
+            self.comm.status.now(f"backward of micro-batch {self._micro_batch}")
+            (loss * self._share if self._share != 1 else loss).backward()
+            if last:
+                engine.finish()
+                self._agree_on_gradients()
+            else:
+                engine.settle()
         if last:
-            engine.finish()
-            self._agree_on_gradients()
             self._complete = True
             self._compare_first_step()
-        else:
-            engine.settle()
+            self._show_gradients()
         self._failed = False
 
     def step(self, micro_batches: Sequence[tuple[Tensor, Any]], loss: Loss) -> float:
@@ -253,6 +262,7 @@ class Parallel(nn.Module):
         self._micro_batch, self._complete, self._failed = len(micro_batches) - 1, True, False
         self._given = micro_batches, loss, self._share
         self._compare_first_step()
+        self._show_gradients()
         self._given = None
         return total
 
@@ -261,6 +271,12 @@ class Parallel(nn.Module):
         gradient is None. Compression may still send what it kept back of any."""
         if self.strategy.compressor is None:
             self._used = parameters_used(self._engine, self.comm)
+
+    def _show_gradients(self) -> None:
+        if not self._shows:
+            return
+        divided = self._engine.sharding.state or self.strategy.gradients_differ_by_rank or self.strategy.tp > 1
+        show(self._masters, self._gradients, self._engine.parameters, self._used, divided)
 
     def _compare_first_step(self) -> None:
         """Compare the first step with one process, where that is asked for."""
@@ -283,6 +299,11 @@ class Parallel(nn.Module):
             )
         if self._failed:
             raise RuntimeError("an earlier backward pass failed half-way: ranks may be out of step; start again")
+        if self._complete and any(master.grad is not None for master in self._masters.values()):
+            raise RuntimeError(
+                "the gradients of the last step were neither used by optimizer.step() nor dropped by "
+                "optimizer.zero_grad(): of a step of several micro-batches only the last has last=True"
+            )
 
     @torch.no_grad()
     def norm(self) -> float:
@@ -313,14 +334,14 @@ class Parallel(nn.Module):
         for name, p in self.module.named_parameters():
             if p.requires_grad and name not in self._engine.parameters:
                 raise RuntimeError(f"{name} was frozen when the module was parallelized, and cannot be trained now")
-        for name in self._masters.keys() & self._used:
-            master, gradient = self._masters[name], self._gradients[name]
-            master.grad = gradient if gradient.dtype == master.dtype else gradient.to(master.dtype)
+        for name, master in self._masters.items():
+            if name in self._used and (isinstance(master.grad, GradientElsewhere) or not self._shows):
+                master.grad = self._gradients[name].to(master.dtype)
 
     @torch.no_grad()
     def _after_update(self) -> None:
-        for master in self._masters.values():
-            master.grad = None
+        for tensor in (*self._masters.values(), *self._engine.parameters.values()):
+            tensor.grad = None
         self._state.weights_follow()
         if not self._allocating:
             self._engine.updated()
@@ -388,6 +409,7 @@ class Parallel(nn.Module):
             group["lr"] = torch.zeros_like(group["lr"]) if isinstance(group["lr"], Tensor) else 0.0
         self._engine.begin()
         self._complete = self._allocating = True
+        self._show_gradients()
         optimizer.step()
         self._allocating = False
         for group, rate in zip(optimizer.param_groups, rates, strict=True):

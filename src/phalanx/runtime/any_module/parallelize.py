@@ -87,9 +87,9 @@ def parallelize(
                 "step": with any strategy, compare the first step with one process, gradient by gradient, on all
                 replicas' batches, which rank 0 runs alone (first_step.py)
 
-    Parameters and buffers are copied from rank 0. Frozen parameters are not sharded. A parameter that gets no
-    gradient is updated with a gradient of zeros. ZeRO-3 has no double backward, and allows activation checkpointing
-    inside a unit, not around it. Raises InputError.
+    Parameters and buffers are copied from rank 0. Frozen parameters are not sharded. A parameter that gets a
+    gradient on some ranks only has one of zeros on the others. ZeRO-3 has no double backward, and allows activation
+    checkpointing inside a unit, not around it. Raises InputError.
     """
     world = _world(timeout_s)
     options = (precision, units, average, transport, buffers, tp_plan, cuts, compare_first)

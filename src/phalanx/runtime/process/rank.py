@@ -81,11 +81,28 @@ def naming_rank(world: World) -> Iterator[None]:
     except Exception as error:
         if os.environ.get("PHALANX_TRACEBACK"):
             traceback.print_exception(error)
-        page, why = status.page(world.rank), reason(error)
-        late = worlds.absent_ranks(world, page.among) if timed_out(why) or cut_off(why) else ()
-        if late:
-            why += f"; {worlds.name_ranks(late)} did not arrive"
-        raise RankFailure(f"{page} failed during {page.doing or 'start-up'}: {why}") from None
+        raise RankFailure(_named(world, error)) from None
+
+
+@contextmanager
+def naming_collective(world: World, remedy: str) -> Iterator[None]:
+    """Turn a collective's timeout or lost connection into a RuntimeError that names the rank and the collective, with
+    a remedy. Other exceptions, as a user's own, pass unchanged."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not (timed_out(str(error)) or cut_off(str(error))):
+            raise
+        raise RuntimeError(f"{_named(world, error)}; {remedy}") from None
+
+
+def _named(world: World, error: Exception) -> str:
+    """Return a failure in one line: the rank, what it was doing, why, and who did not arrive."""
+    page, why = status.page(world.rank), reason(error)
+    late = worlds.absent_ranks(world, page.among) if timed_out(why) or cut_off(why) else ()
+    if late:
+        why += f"; {worlds.name_ranks(late)} did not arrive"
+    return f"{page} failed during {page.doing or 'start-up'}: {why}"
 
 
 def _follow(parent: int, grace_s: float) -> None:
