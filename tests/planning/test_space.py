@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.sizes import examples
 
+from phalanx.frameworks.registry import STACKS
 from phalanx.planning.search import space, strategy_columns
 from phalanx.planning.search.branch_and_bound import FAMILIES, family, may_become
+from phalanx.planning.search.limits import SearchLimits, conditions
 from phalanx.schedule.pipeline.stages import check
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import build
@@ -150,3 +152,14 @@ def test_a_core_may_become_the_families_of_its_shardings(kind):
 def test_no_split_is_one_line():
     with pytest.raises(InputError, match="no split of 7 ranks"):
         space.cores(_model(2, 2, 2, 8, 0), Job(4, 8), 7)
+
+
+@pytest.mark.parametrize("stack", ["megatron-core", "torchtitan"])
+@pytest.mark.parametrize("line", ["ep<=4", "ep>=2*etp, ep*etp<=8", "etp=1, ep!=2", "tp>=ep"])
+def test_a_choice_is_judged_alone_as_among_others(stack: str, line: str) -> None:
+    limits = SearchLimits(STACKS[stack], conditions(line)[0], {"tp": 4, "pp": 1, "dp": 8, "zero": 1})
+    ways = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4)))
+    ep, etp = np.array(ways).T
+    together = limits.keeps_ways(("ep", "etp"), {"ep": ep, "etp": etp}, len(ways))
+    assert 0 < together.sum() < len(ways)
+    assert [limits.way(("ep", "etp"), {"ep": a, "etp": b}) for a, b in ways] == together.tolist()

@@ -19,6 +19,7 @@ from support.sizes import examples, sampled
 from support.strategies import COMPRESSORS, TRANSPORTS, cases
 
 import phalanx
+from phalanx.cost.compute.compression import passes
 from phalanx.observation.parity.parity import BOUNDS
 from phalanx.runtime.data_parallel.compression import RUNTIME
 from phalanx.runtime.data_parallel.compression.quantized import Code, Quantised
@@ -252,6 +253,16 @@ def test_a_compressed_run_learns_as_well(
 ) -> None:
     loss = pool.run(2, tiny_training.learn, compression, steps, 1.0, text)[0]
     assert low <= loss / uncompressed(steps) - 1 <= high
+
+
+def test_shards_that_replicas_reduce_again_are_coded_again() -> None:
+    """The further passes are over a shard: of more shards they are fewer of the whole."""
+    code = parse("int8")
+    assert code is not None
+    once = passes(code, Strategy(dp=4, zero=2))
+    again = [passes(code, Strategy(dp=2 * n, zero=2, shard=n)) - once for n in (2, 4, 8)]
+    assert again[0] > again[1] > again[2] > 0
+    assert again[0] == pytest.approx(2 * again[1]) == pytest.approx(4 * again[2])
 
 
 def test_the_table_and_the_runtime_have_the_same_compressors() -> None:

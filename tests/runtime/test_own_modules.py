@@ -17,12 +17,13 @@ from support.rank_pool import Pool
 from torch import Tensor, nn
 
 import phalanx
+from phalanx.runtime.any_module import split_attention
 from phalanx.runtime.any_module.first_pass import largest_deviation, prove
 from phalanx.runtime.any_module.first_step import joined_deviation
 from phalanx.runtime.any_module.optimizer_probe import looks_beyond_elements
 from phalanx.runtime.any_module.split_names import Cut
 from phalanx.runtime.comm.communicator import Comm
-from phalanx.runtime.process.environment import World
+from phalanx.runtime.process.environment import ALONE, World
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -381,3 +382,18 @@ def test_a_programs_first_step_is_compared(tmp_path: Path) -> None:
     assert "program = 'none.py': is no file" in error_of(tmp_path, "parity --program none.py --ranks 2")
     assert "--ranks = 2: is of --program" in error_of(tmp_path, "parity job.toml --ranks 2")
     assert "JOB.toml: must be one file" in error_of(tmp_path, "parity")
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_split_attention_hides_what_either_mask_hides(per_head: bool) -> None:
+    """A mask of paths between tokens, for all or for each head, and one of padding, of two sequences."""
+    torch.manual_seed(0)
+    layer = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    paths = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    mask = paths.expand(4, 5, 5) if per_head else paths
+    comm = Comm(ALONE, mesh(Strategy()))
+    for p, m in ((padding, None), (None, mask), (padding, mask)):
+        expected, _ = layer(x, x, x, key_padding_mask=p, attn_mask=m, need_weights=False)
+        torch.testing.assert_close(split_attention._attend(layer, comm, x, x, x, p, m), expected)

@@ -551,6 +551,11 @@ GPU2   PCIE         PCIE         0
 """
 
 
+def test_a_host_of_one_gpu_has_a_tier_of_it_alone():
+    found = gpus.cluster(link_matrix.read_matrix(_matrix([["X"]]), "t"), "A10", 4, 100, "mine")
+    assert [(t.name, t.ranks) for t in found.tiers] == [("pcie", 1), ("network", 4)]
+
+
 def test_what_nccl_and_rocm_write_is_read():
     t = nccl_xml.read_dump(_DUMP, "t")
     assert (t.links, t.near) == ((("X", "NV18"), ("NV18", "X")), (("PIX", "SYS"),))
