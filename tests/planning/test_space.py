@@ -157,9 +157,9 @@ def test_no_split_is_one_line():
 @pytest.mark.parametrize("stack", ["megatron-core", "torchtitan"])
 @pytest.mark.parametrize("line", ["ep<=4", "ep>=2*etp, ep*etp<=8", "etp=1, ep!=2", "tp>=ep"])
 def test_a_choice_is_judged_alone_as_among_others(stack: str, line: str) -> None:
-    limits = SearchLimits(STACKS[stack], conditions(line)[0], {"tp": 4, "pp": 1, "dp": 8, "zero": 1})
+    limits, given = SearchLimits(STACKS[stack], conditions(line)[0]), {"tp": 4, "pp": 1, "dp": 8, "zero": 1}
     ways = list(itertools.product((1, 2, 4, 8, 16), (1, 2, 4)))
     ep, etp = np.array(ways).T
-    together = limits.keeps_ways(("ep", "etp"), {"ep": ep, "etp": etp}, len(ways))
+    together = limits.keeps_ways(("ep", "etp"), {**given, "ep": ep, "etp": etp}, len(ways))
     assert 0 < together.sum() < len(ways)
-    assert [limits.way(("ep", "etp"), {"ep": a, "etp": b}) for a, b in ways] == together.tolist()
+    assert [limits.way(("ep", "etp"), {**given, "ep": a, "etp": b}) for a, b in ways] == together.tolist()
