@@ -68,6 +68,8 @@ def test_a_magnitude_is_trained_for_every_output() -> None:
     assert (x.outputs, x.most_weights, x.most_square) == (outputs, 4096 * 14336, 14336**2)
     assert x.weights == 2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336
     assert extended_shape(sizes, replace(more, lora_targets="attention")).magnitudes.most_square == 4096**2
+    wide = shape(model_named("qwen3-32b")[0])  # 64 heads of 128 outputs, of 5,120 inputs
+    assert extended_shape(wide, replace(more, lora_targets="qkv")).magnitudes.most_square == 5120**2
 
 
 def test_magnitudes_without_adapters_are_refused() -> None:

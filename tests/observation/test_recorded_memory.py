@@ -15,6 +15,7 @@ from torch import nn
 from phalanx.observation.fake.device import FakeCuda
 from phalanx.observation.program.run import _operation
 from phalanx.observation.recorder.models import ModelNames
+from phalanx.observation.recorder.operations import saved_for_backward
 from phalanx.observation.recorder.position import ModuleCall, Position, _Spans
 from phalanx.observation.recorder.repetition import LIVES, Life
 from phalanx.observation.recorder.step import GATHERED, GRADIENTS, PARAMETERS, STATE, StepRecord
@@ -205,3 +206,13 @@ def test_a_step_ends_with_all_known_optimizers_a_second_step_of_one_or_the_first
     ends = [0, *(at for at, _ in ended)]
     assert [b - a for a, b in pairwise(ends)] == lengths
     assert [was for _, was in ended] == partial
+
+
+def test_a_graph_whose_branches_join_again_is_walked_once() -> None:
+    """Each of 60 blocks doubles the ways to the first one."""
+    x = start = torch.ones(3, requires_grad=True)
+    for _ in range(60):
+        x = x * x + x
+    found = list(saved_for_backward([x]))
+    assert len(found) == 2 * 60  # both factors of each product
+    assert (start.untyped_storage()._cdata, "mul") in found

@@ -176,6 +176,22 @@ def test_nested_operators_count_once(tmp_path: Path) -> None:
     assert parts == pytest.approx({"attention": 4, "products": 1, "memory": 2, "launches": 1e-4, "host": 1})
 
 
+@pytest.mark.parametrize("where", ["user_annotation", "gpu_user_annotation"])
+def test_without_marked_steps_a_step_is_from_one_update_to_the_next(tmp_path: Path, where: str) -> None:
+    """Of four updates, the annotations of the CPU or, if it has none, those of the GPU."""
+
+    def event(category: str, name: str, start: float, seconds: float) -> dict[str, object]:
+        times = {"ts": 1e6 * start, "dur": 1e6 * seconds}
+        return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 0, **times}
+
+    ends = (1.0, 3.0, 4.5, 8.5)
+    updates = [event(where, "Optimizer.step#AdamW.step", end - 0.25, 0.25) for end in ends]
+    kernels = [event("kernel", "ampere_bf16_gemm", end - 0.75, 0.25) for end in ends]
+    (tmp_path / "trace.json").write_text(json.dumps([*updates, *kernels]))
+    found = breakdown(kineto.read(tmp_path / "trace.json")[0], lambda call: call.group)
+    assert (found.steps, found.step_s, found.step_times) == (3, pytest.approx(2.5), pytest.approx((2.0, 1.5, 4.0)))
+
+
 def test_our_own_timeline_of_a_slower_machine_is_no_recomputation(tmp_path: Path) -> None:
     """Both passes twice as long as planned are slow passes; a backward pass longer by a forward one repeats it."""
 
