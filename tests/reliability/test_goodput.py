@@ -78,7 +78,10 @@ def test_what_does_not_fit_is_said_before_its_tokens(tmp_path: Path) -> None:
         first = phalanx(tmp_path, *words)[1].splitlines()[0]
         assert first.startswith("does not fit: the fullest rank needs "), words
         assert first.endswith(" of 77.6 GiB; the figures below assume enough memory")
-    assert "does not fit" not in phalanx(tmp_path, "simulate", "goodput", *_LINE.split(), "--days", "30")[1]
+    fitting = ["simulate", "goodput", *_LINE.split(), "--stack", "megatron", "--tokens", "1T"]
+    _, shown, notes = phalanx(tmp_path, *fitting)
+    assert "does not fit" not in shown
+    assert notes.count("megatron is taken for megatron-core") == 1
     assert _ask().question.overfull == ""
 
 
