@@ -100,6 +100,13 @@ def test_a_list_of_lists_equals_one_process(pool: Pool, line: str) -> None:
             np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
 
 
+def test_gathers_stand_between_the_graphs_of_a_compiled_module(pool: Pool) -> None:
+    truth = pool.run(2, listed_module.train, "zero=0", "plain")[0]
+    for found in pool.run(2, listed_module.train, "zero=3", "compiled"):
+        for name, value in truth.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-10, atol=1e-12, err_msg=name)
+
+
 def test_units_that_ranks_call_differently_stop(pool: Pool) -> None:
     """Each would compute with a mixture of two units' parameters."""
     for said in pool.run(2, listed_module.refusal, "zero=3,prefetch=0", "routed"):

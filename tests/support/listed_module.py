@@ -54,8 +54,8 @@ ORDERS = {"again": (0, 2, 0, 1, 1), "backwards": (2, 1, 0), "in turns": (0, 2, 1
 class Listed(nn.Module):
     """`kind`: "pairs", ModuleLists in a ModuleList; "parts", modules of which only parts are called; "two views",
     blocks that two views of a batch go through before their product; "routed", a block that the batch chooses;
-    "more", one that some batches go through again; "carried", blocks with a second output; or one of ORDERS, in
-    which blocks are called."""
+    "more", one that some batches go through again; "carried", blocks with a second output; "plain", residual
+    blocks and a head; "compiled", the same under torch.compile; or one of ORDERS, in which blocks are called."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -63,10 +63,21 @@ class Listed(nn.Module):
         lists = [nn.ModuleList([nn.Linear(6, 12), nn.Linear(12, 6)]) for _ in range(3)]
         gated = [_Gated() for _ in range(4 if kind == "routed" else 3)]
         carrying = [_Carrying() for _ in range(3)]
-        blocks = {"carried": carrying, "pairs": lists, "parts": [_Pair(shared) for _ in range(3)]}.get(kind, gated)
+        plain = [nn.Sequential(*pair) for pair in lists]
+        blocks = {
+            **{"carried": carrying, "pairs": lists, "parts": [_Pair(shared) for _ in range(3)]},
+            **{"plain": plain, "compiled": plain},
+        }.get(kind, gated)
         self.blocks = nn.ModuleList(blocks)
+        self.head = nn.Linear(6, 6) if kind in ("plain", "compiled") else None
+        if kind == "compiled":
+            self.compile(backend="eager")
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.head is not None:
+            for block in self.blocks:
+                x = x + block(x)
+            return self.head(x)
         if self.kind == "carried":
             bias = None
             for block in self.blocks:

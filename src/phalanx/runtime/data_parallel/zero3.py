@@ -21,6 +21,7 @@ Other parameters are whole on every rank from one update to the next, and are no
 from __future__ import annotations
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -148,6 +149,15 @@ class _Unit:
             p.data = self.placeholders[name]
 
 
+def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+    """Return a hook that a compiled module runs as it is, between its graphs. The tracer, which takes
+    two seconds to import, is there where something was compiled."""
+    if "torch._dynamo" not in sys.modules:
+        return hook
+    untraced: Callable[..., None] = torch.compiler.disable(hook)
+    return untraced
+
+
 class ParameterGatherer:
     """Gathers and releases the parameters of a module's units. `prefetch`: units gathered ahead, 0 or 1; `keep`:
     gather once a step and release at its end. `begins`: callback as a unit's backward pass begins, before anything is
@@ -232,7 +242,7 @@ class ParameterGatherer:
                 if gathered is not None:
                     gathered.forward_ends(name, out)
 
-            return enter, leave
+            return _untraced(enter), _untraced(leave)
 
         # Units gather before their forward pass, and release after it.
         for name in self.order:
@@ -251,8 +261,8 @@ class ParameterGatherer:
             if gathered is not None and SHARED in gathered.units and not torch.is_grad_enabled():
                 gathered._release_unit(SHARED)
 
-        module.register_forward_pre_hook(all_begins)
-        module.register_forward_hook(all_ends)
+        module.register_forward_pre_hook(_untraced(all_begins))
+        module.register_forward_hook(_untraced(all_ends))
 
     def micro_batch(self, index: int | None) -> None:
         """Set the micro-batch that collectives are recorded under; None outside of a step."""
