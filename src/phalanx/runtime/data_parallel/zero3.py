@@ -150,8 +150,8 @@ class _Unit:
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """Return a hook that a compiled module runs as it is, between its graphs. The tracer, which takes
-    two seconds to import, is there where something was compiled."""
+    """Return a hook that a compiled module runs between its graphs. The tracer, which takes two seconds to import, is
+    there where something was compiled."""
     if "torch._dynamo" not in sys.modules:
         return hook
     untraced: Callable[..., None] = torch.compiler.disable(hook)
