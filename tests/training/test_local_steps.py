@@ -94,6 +94,17 @@ def test_parity_with_replicas_trained_in_turn(pool: Pool, world: int, examples: 
     holds()
 
 
+def test_the_change_of_a_gradient_that_is_rounding_alone_is_not_compared(pool: Pool) -> None:
+    """A key's bias: no softmax sees it, and AdamW divides what rounding leaves of its gradient by 1e-8."""
+    model = build(ModelSpec, complete({**SIZES, "family": "gpt2", "heads": 1, "max_seq": 64}), "model")
+    job, s = (
+        Job(6, 32, FP64, outer=OuterOptimizer(0.3, 0.0), clip=0.0),
+        make_strategy("dp=2,cp=2,local=4,micro_batch=3"),
+    )
+    (found,) = pool.run(4, rank_cases.examine, model, job, s, "float64", 5, "native", ("adamw",), 0.1)[0]
+    assert found.grad_rel_max <= BOUNDS["float64"], found
+
+
 @examples(2, 40)
 @pytest.mark.parametrize("world", sampled([2, 4], (1,)))
 def test_the_step_that_synchronises_is_the_predicted_one(pool: Pool, world: int, examples: int) -> None:
