@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import lzma
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.fuzz.configurations import MANIFESTS
 from support.in_process_cli import error_of, text_of
 from support.launch_forms import Program, forms, words_of
 from support.sizes import drawn
@@ -20,6 +24,7 @@ from phalanx.frameworks.configuration import Configuration, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.launchers.launch import launch
 from phalanx.frameworks.launchers.launcher import Given
+from phalanx.frameworks.launchers.manifest import is_manifest, manifest
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import sequence_in
 from phalanx.frameworks.shell.scope import unknown
@@ -539,3 +544,42 @@ def test_a_list_of_hosts_that_the_job_writes_has_its_hosts(name: str, text: str,
     (tmp_path / "ds.json").write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
     c, _ = files.read([tmp_path / name])
     assert (c.kind, c.layout.world) == ("deepspeed", world)
+
+
+_COMPOSE = {
+    "services": {
+        "x": {
+            **{"image": "i", "entrypoint": ["torchrun"], "command": "train.py --bf16 True", "environment": ["A=1"]},
+            "deploy": {"resources": {"reservations": {"devices": [{"count": 8}]}}},
+        }
+    }
+}
+_SKY = {"resources": {"accelerators": {"H100": 8}}, "num_nodes": 2, "envs": {"A": "1"}, "run": "torchrun train.py"}
+
+
+def _paths(value: Any) -> Iterator[tuple[str | int, ...]]:
+    """Yield the path of every value in a document."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, below in pairs:
+        yield (name,)
+        yield from ((name, *path) for path in _paths(below))
+
+
+def _replaced(value: Any, path: tuple[Any, ...], by: object) -> Any:
+    if not path:
+        return by
+    changed = copy.copy(value)
+    changed[path[0]] = _replaced(value[path[0]], path[1:], by)
+    return changed
+
+
+@pytest.mark.parametrize("document", [*MANIFESTS, _COMPOSE, _SKY], ids=lambda d: d.get("kind", next(iter(d))))
+def test_any_value_of_a_manifest_may_be_of_another_type(document: dict[str, Any]) -> None:
+    """It is read without it, or refused in a line."""
+    assert manifest([document]).pods.command
+    for path in _paths(document):
+        for wrong in (8, "x", None, [8], {"a": 8}, [[]], True):
+            changed = _replaced(document, path, wrong)
+            if is_manifest([changed]):
+                with suppress(InputError):
+                    manifest([changed])

@@ -141,7 +141,7 @@ def _with_jitter(tmp_path: Path, gpus: int, seed: int = 0) -> float:
 def test_jitter_costs_the_slowest_of_many(tmp_path: Path) -> None:
     """More ranks, more wait: the expected maximum grows with their number. A rank alone is as often faster."""
     assert 1.02 < _with_jitter(tmp_path, 8) < _with_jitter(tmp_path, 512) < 1.15
-    assert {_with_jitter(tmp_path, 1, seed) > 1 for seed in range(8)} == {True, False}
+    assert all(1 < _with_jitter(tmp_path, 1, seed) < 1.002 for seed in range(8))  # exp(0.03^2 / 2) of many
 
 
 @pytest.mark.parametrize(

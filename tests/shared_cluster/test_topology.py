@@ -551,6 +551,13 @@ GPU2   PCIE         PCIE         0
 """
 
 
+@pytest.mark.parametrize("text", ["\t", " \n\t\n", "> " * 10_000, "[a] " * 10_000])
+def test_a_file_of_prefixes_alone_is_refused(tmp_path, text):
+    (tmp_path / "topology.conf").write_text(text)
+    with pytest.raises(InputError):
+        read_topology(tmp_path / "topology.conf")
+
+
 def test_a_host_of_one_gpu_has_a_tier_of_it_alone():
     found = gpus.cluster(link_matrix.read_matrix(_matrix([["X"]]), "t"), "A10", 4, 100, "mine")
     assert [(t.name, t.ranks) for t in found.tiers] == [("pcie", 1), ("network", 4)]

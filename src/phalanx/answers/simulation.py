@@ -24,8 +24,9 @@ from phalanx.spec.ranges import require_seed
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 
-_DRAWS = 8
-"""Steps that are drawn and averaged where there is jitter."""
+_PAIRS = 4
+"""Pairs of steps that are drawn and averaged where there is jitter: what is faster in one is slower in the other by
+the same factor, so that their mean is nearer to that of many."""
 _MOST_SPANS = 200_000
 """The most spans of a trace that a browser still opens."""
 _MOST_RANKS = 64
@@ -196,9 +197,8 @@ class Simulation:
             self.pipelines = own_pipelines(exact.model, cluster, exact.job, s, links)
         self.factor = factors(slow, world, cluster.ranks_per_node)
         self.jitter = jitter_of(jitter)
-        random = np.random.default_rng(seed)
-        count = _DRAWS if self.jitter else 1
-        self.draws = [self.factor * np.exp(self.jitter * random.standard_normal(world)) for _ in range(count)]
+        drawn = self.jitter * np.random.default_rng(seed).standard_normal((_PAIRS, world))
+        self.draws = [self.factor * np.exp(x) for x in (*drawn, *-drawn)] if self.jitter else [self.factor]
         self.steps = [self.pipelines.delayed(draw) for draw in self.draws]
 
     @property

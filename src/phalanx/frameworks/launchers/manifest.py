@@ -121,9 +121,10 @@ def _count(value: Any, default: int = 1) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else default
 
 
-def _containers(pod: Table) -> list[Table]:
-    containers = pod.get("containers")
-    return [c for c in containers if isinstance(c, Mapping)] if isinstance(containers, list) else []
+def _tables(value: Table, name: str) -> list[Table]:
+    """Return the tables of a list in a table; none where it is no list."""
+    rows = value.get(name)
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
 def _gpus(container: Table) -> int | None:
@@ -141,7 +142,7 @@ def _words(container: Table) -> list[str]:
 
 def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
     """Return `nodes` pods of a template, described by the container that trains; None where none has a command."""
-    containers = _containers(pod)
+    containers = _tables(pod, "containers")
     with_gpus = [c for c in containers if _gpus(c)] or containers
     trained = [c for c in with_gpus if _words(c)]
     if len(trained) > 1:
@@ -153,9 +154,7 @@ def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
         return None
     chosen = trained[0]
     environment = {
-        str(e["name"]): str(e["value"])
-        for e in (chosen.get("env") or [])
-        if isinstance(e, Mapping) and "name" in e and e.get("value") is not None
+        str(e["name"]): str(e["value"]) for e in _tables(chosen, "env") if "name" in e and e.get("value") is not None
     }
     words = [re.sub(r"\$\((\w+)\)", lambda m: environment.get(m[1], f"${m[1]}"), word) for word in _words(chosen)]
     line = " ".join(word if re.fullmatch(r"\$\w+", word) else shlex.quote(word) for word in words)
@@ -190,7 +189,7 @@ def _mpi_job(document: Table) -> Manifest:
     spec = _table(document, "spec")
     groups = _table(spec, "mpiReplicaSpecs")
     worker = _table(groups, "Worker")
-    gpus = next((g for c in _containers(_table(worker, "template", "spec")) if (g := _gpus(c))), None)
+    gpus = next((g for c in _tables(_table(worker, "template", "spec"), "containers") if (g := _gpus(c))), None)
     nodes = _count(worker.get("replicas"))
     launcher = _pods(_table(groups, "Launcher", "template", "spec"), nodes, "its Launcher")
     job = _job("MPIJob", iter([launcher]), nodes=nodes)
@@ -234,7 +233,7 @@ def _ray_job(document: Table) -> Manifest:
     groups = cluster.get("workerGroupSpecs")
     nodes, gpus = 0, None
     for group in [*(groups if isinstance(groups, list) else []), {**_table(cluster, "headGroupSpec"), "replicas": 1}]:
-        each = next((g for c in _containers(_table(group, "template", "spec")) if (g := _gpus(c))), None)
+        each = next((g for c in _tables(_table(group, "template", "spec"), "containers") if (g := _gpus(c))), None)
         if each:
             nodes, gpus = nodes + _count(group.get("replicas")), each
     command = str(spec.get("entrypoint") or "")
@@ -279,12 +278,13 @@ def _compose(document: Table) -> Manifest:
         asked = _table(service, "deploy", "resources", "reservations").get("devices")
         gpus = [_count(_table(device).get("count"), 0) for device in asked] if isinstance(asked, list) else []
         env = service.get("environment")
-        pairs = env.items() if isinstance(env, Mapping) else (str(e).partition("=")[::2] for e in env or [])
+        lines = env if isinstance(env, list) else []
+        pairs = env.items() if isinstance(env, Mapping) else (str(line).partition("=")[::2] for line in lines)
         limits = {"limits": {"gpu": sum(gpus)}} if sum(gpus) else {}
         given = [{"name": str(k), "value": str(v)} for k, v in pairs if v is not None]
         return {"name": name, "command": command, "args": args, "env": given, "resources": limits}
 
-    containers = [container(str(name), service) for name, service in document["services"].items()]
+    containers = [container(str(name), _table(x)) for name, x in _table(document, "services").items()]
     return _job("compose", iter([_pods({"containers": containers}, 1, "it")]))
 
 

@@ -27,6 +27,8 @@ _BEFORE = re.compile(
     r"\[[^][]*\]<\w+>: ?|(>|\d{1,9}:|\[[^][]*\]:?|(\d{4}-\d\d-\d\d )?\S{0,99}\d\d:\d\d:\d\d\S*)([ \t]|$)"
 )
 """The beginning of a line in a log or a quotation: a rank of mpirun, `>`, a rank, a word in brackets or a time."""
+_DEEPEST = 8
+"""Of these, before one line."""
 _TYPED = re.compile(r".{0,80}[$#%] ((sudo )?(scontrol|sinfo|nvidia-smi|rocm-smi|ibnetdiscover|cat)\b.*)?$")
 """A shell's prompt, alone or with one of these commands."""
 _CUT = re.compile(r"\s*([\[(<]\s*)?(\.\.\.+|…|snip(ped)?|truncated)(\s*[\])>])?\s*", re.I)
@@ -120,7 +122,10 @@ def _alone(text: str) -> str:
     """Return a text without the command that printed it, and without the prefix that a log, a quotation or `srun -l`
     writes before each line."""
     lines = [line for line in text.split("\n") if not _TYPED.match(line) and not _is_cut(line)]
-    while any(lines) and all(_BEFORE.match(line) for line in lines if line.strip()):
+    for _ in range(_DEEPEST):
+        filled = [line for line in lines if line.strip()]
+        if not filled or not all(map(_BEFORE.match, filled)):
+            break
         lines = [_BEFORE.sub("", line, count=1) for line in lines]
     return "\n".join(lines)
 
