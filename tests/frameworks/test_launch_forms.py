@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import lzma
 import re
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from hypothesis import strategies as st
 from support.fuzz.configurations import MANIFESTS
 from support.in_process_cli import error_of, text_of
 from support.launch_forms import Program, forms, words_of
+from support.other_values import changed
 from support.sizes import drawn
 
 from phalanx.frameworks.configuration import Configuration, Partial
@@ -557,29 +556,11 @@ _COMPOSE = {
 _SKY = {"resources": {"accelerators": {"H100": 8}}, "num_nodes": 2, "envs": {"A": "1"}, "run": "torchrun train.py"}
 
 
-def _paths(value: Any) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path of every value in a document."""
-    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, below in pairs:
-        yield (name,)
-        yield from ((name, *path) for path in _paths(below))
-
-
-def _replaced(value: Any, path: tuple[Any, ...], by: object) -> Any:
-    if not path:
-        return by
-    changed = copy.copy(value)
-    changed[path[0]] = _replaced(value[path[0]], path[1:], by)
-    return changed
-
-
 @pytest.mark.parametrize("document", [*MANIFESTS, _COMPOSE, _SKY], ids=lambda d: d.get("kind", next(iter(d))))
 def test_any_value_of_a_manifest_may_be_of_another_type(document: dict[str, Any]) -> None:
     """It is read without it, or refused in a line."""
     assert manifest([document]).pods.command
-    for path in _paths(document):
-        for wrong in (8, "x", None, [8], {"a": 8}, [[]], True):
-            changed = _replaced(document, path, wrong)
-            if is_manifest([changed]):
-                with suppress(InputError):
-                    manifest([changed])
+    for other in changed(document):
+        if is_manifest([other]):
+            with suppress(InputError):
+                manifest([other])

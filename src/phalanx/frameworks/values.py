@@ -2,6 +2,7 @@
 
 import math
 import re
+import shlex
 from typing import Any
 
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
@@ -20,6 +21,18 @@ def count(value: Any) -> int | None:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and 0 < value <= MOST else None
+
+
+def words_of(value: Any) -> list[str]:
+    """Return the words of a command that is a list or a text; a text as a shell splits it, or at blanks where a
+    quotation does not end. None is none."""
+    if isinstance(value, list):
+        return [str(word) for word in value]
+    text = str(value or "")
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
 
 
 def number(value: Any, default: float) -> float:

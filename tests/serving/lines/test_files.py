@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 from support.in_process_cli import error_of
+from support.other_values import changed
 
 from phalanx.serving.answer import serve_plan
+from phalanx.serving.lines.files import ServerPods, commands_of, script_of
 from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.spec.errors import InputError
 
@@ -247,3 +250,16 @@ def test_a_model_of_kubeai_has_its_server_s_flags_and_its_profile_s_gpus(
     (tmp_path / "a.yaml").write_text(text.replace("VLLM", "OLlama"))
     with pytest.raises(InputError, match="starts no server"):
         read([tmp_path / "a.yaml"], {})
+
+
+@pytest.mark.parametrize(
+    "text", [_SET, _VALUES, _IMAGE, *(t.replace("%s", _8B) for t in (_PREDICTOR, _LLM_SERVICE, _GRAPH))]
+)
+def test_any_value_may_be_of_another_type(tmp_path: Path, text: str) -> None:
+    """Its commands are read without it."""
+    file = tmp_path / "served.yaml"
+    file.write_text(text)
+    assert script_of(file)[0]
+    document = yaml.safe_load(text)
+    for other in changed(document):
+        assert all("\n" not in line for line, _ in commands_of(other, ServerPods()))

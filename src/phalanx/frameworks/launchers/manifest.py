@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.frameworks.launchers.launcher import Given
+from phalanx.frameworks.values import words_of
 from phalanx.spec.errors import InputError
 
 Table = Mapping[str, Any]
@@ -136,8 +137,7 @@ def _gpus(container: Table) -> int | None:
 
 
 def _words(container: Table) -> list[str]:
-    parts = [container.get("command") or [], container.get("args") or []]
-    return [str(word) for part in parts for word in (part if isinstance(part, list) else shlex.split(str(part)))]
+    return [word for name in ("command", "args") for word in words_of(container.get(name))]
 
 
 def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
@@ -273,8 +273,7 @@ def _compose(document: Table) -> Manifest:
     """Return the one service of a Docker Compose file whose command trains, on one host."""
 
     def container(name: str, service: Table) -> dict[str, Any]:
-        words = (service.get("entrypoint") or [], service.get("command") or [])
-        command, args = (word if isinstance(word, list) else shlex.split(str(word)) for word in words)
+        command, args = (words_of(service.get(word)) for word in ("entrypoint", "command"))
         asked = _table(service, "deploy", "resources", "reservations").get("devices")
         gpus = [_count(_table(device).get("count"), 0) for device in asked] if isinstance(asked, list) else []
         env = service.get("environment")

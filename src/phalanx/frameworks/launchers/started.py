@@ -1,7 +1,6 @@
 """The training that a text starts: a command line, a script, a batch script or a manifest, with its arguments."""
 
 import re
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +14,7 @@ from phalanx.frameworks.shell.invocation import Invocation
 from phalanx.frameworks.shell.programs import SCRIPTS, SHELLS
 from phalanx.frameworks.shell.scope import OPEN, is_open, plain
 from phalanx.frameworks.shell.script import Script, follow
+from phalanx.frameworks.values import words_of
 from phalanx.spec.errors import InputError
 
 _ASSIGNED = re.compile(r"(?:\+{0,2}[A-Za-z_][\w./@-]*=|~[A-Za-z_][\w./@-]*(?:=|$))")
@@ -184,7 +184,7 @@ def _training_among(
 
 def _arguments_alone(script: Script, given: Given) -> Started:
     """Return the training of a script that starts nothing, by the variable or array with the most flags."""
-    texts = [(name, [w for v in values for w in shlex_words(v)]) for name, values in script.variables.items()]
+    texts = [(name, [w for v in values for w in words_of(v)]) for name, values in script.variables.items()]
     flags = [(name, words) for name, words in texts if any(map(_FLAG.match, words))]
     if not flags:
         return Started(ProgramLaunch(), given=given, notes=script.notes, files=script.files)
@@ -194,14 +194,6 @@ def _arguments_alone(script: Script, given: Given) -> Started:
     args, assigned, positional = arguments(one.words)
     notes = (*script.notes, f"it starts nothing: the flags are {name}'s")
     return Started(one, args, assigned, positional, files=script.files, given=given, notes=notes)
-
-
-def shlex_words(text: str) -> list[str]:
-    """Return the words of a text as a shell splits it; at blanks where a quotation does not end."""
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
 
 
 def arguments(words: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:

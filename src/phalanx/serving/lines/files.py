@@ -16,6 +16,7 @@ from typing import Any
 from phalanx.frameworks.companions import LARGEST, Companions
 from phalanx.frameworks.reading.source import DATA
 from phalanx.frameworks.tables import documents
+from phalanx.frameworks.values import words_of
 from phalanx.spec.documents import read_text
 
 _COPIES = ("Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet")
@@ -45,25 +46,25 @@ def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
         return text, {}
     script, pods = "", dict[int, ServerPods]()
     for document in documents(text, path.suffix.lower(), path.name):
-        for line, where in _commands(document, ServerPods()):
+        for line, where in commands_of(document, ServerPods()):
             pods[script.count("\n") + 1] = where
             script += f"{line}\n"
     return script, pods
 
 
-def _commands(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterator[tuple[str, ServerPods]]:
+def commands_of(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterator[tuple[str, ServerPods]]:
     """Yield (command line, its pods) for each container, and each model of a chart, at any depth. `start`: what a
     container without a command starts, where that is not its image's entry point."""
     if isinstance(value, list):
         for inner in value:
-            yield from _commands(inner, pods, start)
+            yield from commands_of(inner, pods, start)
     if not isinstance(value, Mapping):
         return
     pods = replace(pods, gpu=_gpu(value) or pods.gpu)
     if (workers := _workers(value)) is not None:
         for start, part, worker in workers:
             copies = _count(worker.get("replicas", worker.get("minReplicas"))) or 1
-            yield from _commands(worker, replace(pods, copies=copies, part=part), start)
+            yield from commands_of(worker, replace(pods, copies=copies, part=part), start)
         return
     kind = value.get("subComponentType", value.get("componentType", value.get("type")))  # of NVIDIA Dynamo
     if kind in ("worker", *_PARTS):
@@ -79,19 +80,19 @@ def _commands(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iterat
     if str(value.get("apiVersion")).startswith("kubeai.org/") and isinstance(spec := value.get("spec"), Mapping):
         yield from _of_kubeai(spec)
         return
-    words = [*_words(value.get("command")), *_words(value.get("args"))]
+    words = [*words_of(value.get("command")), *words_of(value.get("args"))]
     if (words or (start and "resources" in value)) and (
         "image" in value or "name" in value or "modelFormat" in value
     ):
         entry = [] if value.get("command") else start or [str(value.get("image", ""))]
         if start:
             words = [word for word in words if not word.startswith(_OF_KSERVE)]
-            words += _words(_values(value.get("env")).get("VLLM_ADDITIONAL_ARGS"))
+            words += words_of(_values(value.get("env")).get("VLLM_ADDITIONAL_ARGS"))
         line = shlex.join(filter(None, [*entry, *(_expanded(word, value.get("env")) for word in words)]))
         yield line, replace(pods, gpus=_gpus(value.get("resources")))
         return
     for inner in value.values():
-        yield from _commands(inner, pods, start)
+        yield from commands_of(inner, pods, start)
 
 
 def _of_kubeai(spec: Mapping[str, Any]) -> Iterator[tuple[str, ServerPods]]:
@@ -99,7 +100,7 @@ def _of_kubeai(spec: Mapping[str, Any]) -> Iterator[tuple[str, ServerPods]]:
     `nvidia-gpu-h100:2` (kubeai-project/kubeai, charts/kubeai/values.yaml, resourceProfiles)."""
     if str(spec.get("engine", "VLLM")) == "VLLM" and spec.get("url"):
         profile, _, gpus = str(spec.get("resourceProfile", "")).partition(":")
-        line = ["vllm", "serve", str(spec["url"]).removeprefix("hf://"), *_words(spec.get("args"))]
+        line = ["vllm", "serve", str(spec["url"]).removeprefix("hf://"), *words_of(spec.get("args"))]
         gpu = re.sub("^(nvidia|amd)-gpu-", "", profile)
         yield shlex.join(line), ServerPods(_count(spec.get("minReplicas")) or 1, 1, _count(gpus), gpu)
 
@@ -141,7 +142,7 @@ def _workers(value: Mapping[str, Any]) -> list[tuple[list[str], str, Mapping[str
     else:
         return None
     named = model if isinstance(model, Mapping) else {}
-    flags = dict(word.lstrip("-").partition("=")[::2] for word in _words(named.get("args")))
+    flags = dict(word.lstrip("-").partition("=")[::2] for word in words_of(named.get("args")))
     name = flags.get("model_id") or named.get("name") or str(named.get("uri", "")).removeprefix("hf://")
     tables = [x for x in parts if isinstance(x, Mapping) and x.get("create") is not False and x.get("replicas") != 0]
     parted = ("decode", "prefill") if len(tables) > 1 else ("",)
@@ -200,10 +201,6 @@ def _gpus(resources: Any) -> int | None:
     return _count(stated[0]) if stated else None
 
 
-def _words(value: Any) -> list[str]:
-    return [str(word) for word in value] if isinstance(value, list) else shlex.split(str(value or ""))
-
-
 def _expanded(word: str, env: Any) -> str:
     """Return a word with each `$(NAME)` replaced by its value in the container's environment."""
     values = _values(env)
@@ -221,7 +218,7 @@ def _flags(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield the words of a table's flags: `--tensor-parallel-size=2` of `tensorParallelSize: 2`."""
     for name, value in config.items():
         if name == "extraArgs":
-            yield from _words(value)
+            yield from words_of(value)
         elif value is not None and value is not False and not isinstance(value, Mapping | list):
             flag = re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).lower().replace("_", "-")
             yield f"--{flag}" if value is True else f"--{flag}={value}"
