@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import zip_longest
 from pathlib import Path
 from queue import Queue
 from subprocess import DEVNULL, Popen
@@ -63,39 +64,52 @@ def main() -> None:
         recorded = ("--cov", "--cov-context=test", "--cov-report=", "--junitxml=took.xml", "-ojunit_family=xunit1")
         if _tested(whole, f"-n{COPIES}", "--dist=loadfile", *recorded, *options.tests) not in (0, 1):
             raise SystemExit("the tests were not run to their end: no mutant can be examined")
-        mutants = list(drawn(whole, rooms, options.count, options.seed))
+        mutants = drawn(whole, rooms, options.count, options.seed)
         free = Queue[Path]()
         for copy in (whole, *(shutil.copytree(whole, other, symlinks=True) for other in others)):
             free.put(copy)
         with ThreadPoolExecutor(COPIES) as threads:
             outcomes = threads.map(lambda mutant: examined(mutant, whole, free), mutants)
-            for (room, file, line, about, _), (outcome, n) in zip(mutants, outcomes, strict=True):
-                seen.append((room, outcome))
-                print(f"{outcome:8} {n:4} tests {file.relative_to(whole)}:{line} {about}", flush=True)
+            try:
+                for (room, file, line, about, _), (outcome, n) in zip(mutants, outcomes, strict=True):
+                    seen.append((room, outcome))
+                    print(f"{outcome:8} {n:4} tests {file.relative_to(whole)}:{line} {about}", flush=True)
+            finally:
+                _print_table(rooms, seen)
+                threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _print_table(rooms: Sequence[str], seen: Sequence[tuple[str, str]]) -> None:
     for room in (*rooms, "all"):
         of = Counter(outcome for r, outcome in seen if room in (r, "all"))
         cells = [f"{of[name]:4} {name}" for name in OUTCOMES.values()]
         print(f"{room:14}", *cells, f"{of['noticed'] / max(1, of.total()):6.0%}")
 
 
-def drawn(copy: Path, rooms: Sequence[str], count: int, seed: int) -> Iterator[Mutant]:
-    """Yield mutants by room: of any file and, in it, any kind and place. Long files are drawn more often."""
-    for i, room in enumerate(rooms):
-        rng, seen = random.Random(f"{seed} {room}"), set[tuple[Path, int]]()
-        sources = {p: p.read_text() for p in sorted((copy / HOUSE / room).rglob("*.py"))}
-        while len(seen) < count // len(rooms) + (i < count % len(rooms)):
-            (path,) = rng.choices(list(sources), [len(s) for s in sources.values()])
-            every = list(places(tree := ast.parse(sources[path])))
-            kind = rng.choice(sorted({kind for kind, _, _ in every}) or [""])
-            place = rng.choice([k for k, (of, _, _) in enumerate(every) if of == kind] or [-1])
-            if place < 0 or (path, place) in seen:
-                continue
-            _, node, changed = every[place]
-            about, line = " -> ".join(" ".join(ast.unparse(n).split())[:90] for n in (node, changed)), node.lineno
-            with suppress(SyntaxError, ValueError):  # a value in a pattern cannot be an expression
-                text = with_change(tree, node, changed)
-                seen.add((path, place))
-                yield room, path, line, f"{kind}: {about}", text
+def drawn(copy: Path, rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Return mutants of rooms in turn, so that an interrupted examination was of all rooms."""
+    shares = [count // len(rooms) + (i < count % len(rooms)) for i in range(len(rooms))]
+    turns = zip_longest(*(list(_of_room(copy, room, n, seed)) for room, n in zip(rooms, shares, strict=True)))
+    return [mutant for turn in turns for mutant in turn if mutant is not None]
+
+
+def _of_room(copy: Path, room: str, count: int, seed: int) -> Iterator[Mutant]:
+    """Yield mutants of any file of a room and, in it, any kind and place. Long files are drawn more often."""
+    rng, seen = random.Random(f"{seed} {room}"), set[tuple[Path, int]]()
+    sources = {p: p.read_text() for p in sorted((copy / HOUSE / room).rglob("*.py"))}
+    while len(seen) < count:
+        (path,) = rng.choices(list(sources), [len(s) for s in sources.values()])
+        every = list(places(tree := ast.parse(sources[path])))
+        kind = rng.choice(sorted({kind for kind, _, _ in every}) or [""])
+        place = rng.choice([k for k, (of, _, _) in enumerate(every) if of == kind] or [-1])
+        if place < 0 or (path, place) in seen:
+            continue
+        _, node, changed = every[place]
+        about, line = " -> ".join(" ".join(ast.unparse(n).split())[:90] for n in (node, changed)), node.lineno
+        with suppress(SyntaxError, ValueError):  # a value in a pattern cannot be an expression
+            text = with_change(tree, node, changed)
+            seen.add((path, place))
+            yield room, path, line, f"{kind}: {about}", text
 
 
 def examined(mutant: Mutant, whole: Path, free: Queue[Path]) -> tuple[str, int]:
