@@ -84,3 +84,17 @@ def test_a_wrong_name_is_told_from_what_there_is() -> None:
 )
 def test_a_command_of_a_group_is_found_by_its_name_alone(tmp_path: Path, word: str, meant: str) -> None:
     assert meant in error_of(tmp_path, word, "x")
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        *(("measure stesp a.sh=4", "steps"), ("check machin", "machine"), ("simulate gooput --days 3", "goodput")),
+        *(("plan jobb", "job"), ("train swep", "sweep"), ("tables memory modle", "model")),
+    ],
+)
+def test_a_misspelt_form_is_not_taken_for_a_file(tmp_path: Path, line: str, meant: str) -> None:
+    assert f"did you mean {meant}?" in error_of(tmp_path, line)
+    word = next(word for word in line.split() if f"'{word}'" in error_of(tmp_path, line))
+    (tmp_path / word).write_text("a file of this name")
+    assert "no such command" not in error_of(tmp_path, line)

@@ -7,9 +7,11 @@ are named in a table, and imported when they run: help and completion need no mo
 """
 
 import inspect
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import typer
@@ -129,7 +131,8 @@ def forms(summary: str, rule: Rule | None = None, default: str = "", **table: An
 
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             """Name the form before the words that follow."""
-            if rule and args and args[0] not in targets and args[0] != "--help":
+            named = args and (args[0] in targets or args[0] == "--help" or _is_misspelt(args[0], targets))
+            if rule and args and not named:
                 args = [rule(args), *args]
             elif not args and default:
                 args = [default]
@@ -139,6 +142,12 @@ def forms(summary: str, rule: Rule | None = None, default: str = "", **table: An
     app = typer.Typer(cls=Forms, help=summary, no_args_is_help=True, rich_markup_mode=None)
     app.callback()(lambda: None)
     return app
+
+
+def _is_misspelt(word: str, names: Iterable[str]) -> bool:
+    """Whether a word is nearly one of some names, no option and no file."""
+    near = not word.startswith("-") and get_close_matches(word, names, n=1, cutoff=0.75)
+    return bool(near) and not Path(word).exists()
 
 
 def _about(target: Any) -> str:
