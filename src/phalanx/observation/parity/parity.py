@@ -157,7 +157,7 @@ def examine(
             continue
         loss_max = max(loss_max, abs(result.loss / truth.loss - 1))
         exact = dict(oracles[0].engine.gradients())
-        rounded = rounding_alone(exact) if optimizer == "adamw" else set()
+        rounded = rounding_alone(exact) if changes and optimizer == "adamw" else set()
         truths = {n: x for n, x in {**exact, **changes}.items() if n not in changes or n not in rounded}
         errors = dict(gradient_errors(gradients, truths))
         errors["gradient norm"] = abs(result.grad_norm / truth.grad_norm - 1)
