@@ -52,13 +52,13 @@ _COSTLY = Path(__file__).with_name("costly.txt")
 @pytest.hookimpl(tryfirst=True)  # before tests marked `long` are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     costly = {line for line in _COSTLY.read_text().splitlines() if line and not line.startswith("#")}
+    found = set[str]()
     for item in items:
-        names = {item.nodeid, item.nodeid.partition("[")[0]} & costly
-        if names:
+        if names := {item.nodeid, item.nodeid.partition("[")[0]} & costly:
             item.add_marker(pytest.mark.long)
-            costly -= names
-    if costly and config.args == config.getini("testpaths"):  # the whole suite was collected
-        raise pytest.UsageError(f"{_COSTLY.name}: names tests that do not exist: {', '.join(sorted(costly))}")
+            found |= names
+    if costly - found and config.args == config.getini("testpaths"):  # the whole suite was collected
+        raise pytest.UsageError(f"{_COSTLY.name}: names tests that do not exist: {', '.join(sorted(costly - found))}")
     items.sort(key=lambda item: LAST.index(item.path.parent.name) if item.path.parent.name in LAST else -1)
 
 
