@@ -47,7 +47,7 @@ def _job(passes_s: float, gradients_s: float, gpus: np.ndarray, update_s: float 
     return shared_step(price, sending_groups(Strategy(dp=len(gpus))), gpus)
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(st.floats(0.1, 5), st.floats(0.1, 5), st.floats(0, 1))
 def test_two_equal_jobs_meet_in_full_or_not_at_all(passes: float, gradients: float, update: float) -> None:
     """In step with each other both send at half of the rate; where passes are longer they can miss each other."""
@@ -64,7 +64,7 @@ def test_two_equal_jobs_meet_in_full_or_not_at_all(passes: float, gradients: flo
         assert apart.kept == pytest.approx([1, 1])
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.tuples(st.floats(0.1, 3), st.floats(0.1, 3)), min_size=2, max_size=3), st.integers(0, 99))
 def test_others_never_help_and_never_take_more_than_their_part(cycles: list[tuple[float, float]], seed: int) -> None:
     gpus = [np.array([i, i + 8]) for i in range(len(cycles))]
@@ -88,7 +88,7 @@ def test_many_flows_leave_one_its_part_and_no_more() -> None:
     assert 1 / mean[0, 0] + 1 / mean[0, 1] <= 1 + 1e-9  # of one link
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(
     st.sampled_from(
         [

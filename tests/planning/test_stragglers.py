@@ -39,7 +39,7 @@ def _pricing(s: Strategy, batch: int = 64, stack: str = "megatron-core") -> Pric
 
 
 @given(st.sampled_from(LINES), st.data())
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_lost_time_is_the_sum_of_its_parts(s: Strategy, data: st.DataObject) -> None:
     pricing = _pricing(s)
     x = priced_pipelines(pricing, s)

@@ -35,7 +35,7 @@ P2P = [(op, algorithm) for op in RUN for algorithm in ALGORITHMS[op]]
 DTYPES = ["float64", "float32", "bfloat16", "float16", "int64", "int32"]
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from([("shm", op, "") for op in RUN] * 3 + [("p2p", *name) for name in P2P]),
     st.sampled_from(DTYPES),

@@ -179,7 +179,7 @@ PLAIN = st.recursive(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(PLAIN, st.sampled_from([3, 4, 5]))
 def test_plain_values_are_read_as_pickle_reads_them(value: Any, protocol: int) -> None:
     assert load(pickle.dumps(value, protocol), "x") == value
