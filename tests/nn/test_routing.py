@@ -168,6 +168,20 @@ def test_a_bad_balance_is_told_with_its_numbers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("balance", "remedy"),
+    [
+        ({}, "set balance_loss = 0.01"),
+        ({"balance_loss": 0.002}, "raise model.experts.balance_loss = 0.002"),
+        ({"balance_bias": 0.001}, "raise model.experts.balance_bias = 0.001"),
+    ],
+)
+def test_a_bad_balance_is_remedied_by_what_balances_it(balance: dict[str, float], remedy: str) -> None:
+    watch = LoadWatch(model(family="mixtral", experts={"count": 4, "top_k": 1, "ffn": 8, **balance}))
+    *_, line = [watch.step([LayerLoad(0, (60, 4, 0, 0), 0, 0.1, 0.0)]) for _ in range(OVER)]
+    assert line.endswith(f"; {remedy}")
+
+
+@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"top_k": 9}, "is more than count = 8"),

@@ -13,7 +13,7 @@ from support.strategies import PRECISIONS
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.handles import ReleasedHandle
 from phalanx.runtime.comm.transport import DONE, Call
-from phalanx.runtime.process import status, world
+from phalanx.runtime.process import rank, status, world
 from phalanx.runtime.process.environment import ALONE, World, external_world
 from phalanx.spec.files.job_file import build
 from phalanx.spec.job import Job, Precision, Train
@@ -147,6 +147,16 @@ def test_nor_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         assert absent(patch, store) == ()
     over.set()
     asking[0].join()
+
+
+def test_who_did_not_arrive_is_named_with_the_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = status.page(0)
+    monkeypatch.setattr(page, "among", (0, 1))
+    monkeypatch.setattr(rank.status, "page", lambda _: page)
+    monkeypatch.setattr(world, "absent_ranks", lambda of, ranks: tuple(r for r in ranks if r != of.rank))
+    with pytest.raises(RuntimeError, match="; rank 1 did not arrive; start both$"):
+        with rank.naming_collective(World(0, 2, 0, 1), "start both"):
+            raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
 
 
 STEPS = """

@@ -367,6 +367,7 @@ def test_the_command_compares_policies(here):
         ("submit,duration,gpus\n1e300,10,1", "row 2: submit = '1e300': is more than 1e+11 s"),
         ("submit,gpus\n0,1", "has columns submit, gpus; it needs"),
         ("submit,plan,steps\n0,p.json,10", "needs a cluster with links"),
+        (f"submit,duration,gpus\n0,10,{'1' * 2**18}", "trace = 't.csv': is not CSV (field larger than field limit"),
     ],
 )
 def test_bad_rows_are_named(tmp_path, rows, what):

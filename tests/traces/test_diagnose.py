@@ -12,13 +12,14 @@ from support.in_process_cli import text_of
 
 from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import Diagnosis, diagnosis_of
-from phalanx.answers.diagnose.planned_parts import axis_name
+from phalanx.answers.diagnose.planned_parts import axis_name, axis_of
 from phalanx.answers.question.query import Query
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.traces import kineto
 from phalanx.traces.breakdown import breakdown
+from phalanx.traces.rank_trace import TracedCollective
 
 
 def _query(strategy: str, gpus: int, model: str = "llama3-8b", batch: int = 8) -> Query:
@@ -236,6 +237,21 @@ def test_our_own_timeline_of_a_slower_machine_is_no_recomputation(tmp_path: Path
 def test_every_axis_of_a_mesh_belongs_to_one_of_the_plan() -> None:
     for s in (Strategy(dp=4, zero=1, shard=2, tp=2, cp=2, pp=2), Strategy(dp=4, zero=1, shard=2, local=8)):
         assert {axis_name(name) for name, _ in mesh(s).axes} <= {"dp", "tp", "cp", "pp"}
+
+
+def test_a_group_whose_ranks_a_trace_does_not_list_is_named_by_its_size() -> None:
+    named = axis_of(Strategy(dp=2, tp=4))
+    assert named(TracedCollective("all_reduce", size=4)) == "tp"
+    assert named(TracedCollective("all_reduce", size=2)) == "dp"
+    assert named(TracedCollective("all_reduce", ranks=(0, 4))) == "dp"
+
+
+def test_attention_that_is_recomputed_adds_to_attention_and_launches_alone() -> None:
+    plain, selective = (
+        step_of(_query(f"tp=2,sp=1,zero=1,recompute={kind}", 4, batch=4)).parts for kind in ("none", "selective")
+    )
+    longer = {part for part in selective if selective[part] > plain.get(part, 0.0) * (1 + 1e-9)}
+    assert longer == {"attention", "launches"}
 
 
 def test_a_plan_among_the_files_is_the_plan(tmp_path: Path) -> None:

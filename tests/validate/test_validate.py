@@ -69,6 +69,8 @@ def test_a_row_that_contradicts_itself_is_left_out() -> None:
     assert "is not gpus=7" in skipped[0][1]
     found, skipped = cases([records.Row({**row.cells, "gpu": "TPUv4"})])
     assert "TPUv4 is not modelled" in skipped[0][1]
+    (family,) = scores(compare([records.Row({**row.cells, "gpus": "7"})]))["skipped"]["reasons"]
+    assert family == "vtrain"
 
 
 def test_a_file_of_ones_own_may_name_a_preset_and_leave_out_its_shape(tmp_path: Path) -> None:
