@@ -154,9 +154,11 @@ def test_who_did_not_arrive_is_named_with_the_collective(monkeypatch: pytest.Mon
     monkeypatch.setattr(page, "among", (0, 1))
     monkeypatch.setattr(rank.status, "page", lambda _: page)
     monkeypatch.setattr(world, "absent_ranks", lambda of, ranks: tuple(r for r in ranks if r != of.rank))
-    with pytest.raises(RuntimeError, match="; rank 1 did not arrive; start both$"):
-        with rank.naming_collective(World(0, 2, 0, 1), "start both"):
-            raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
+    with (
+        pytest.raises(RuntimeError, match=r"; rank 1 did not arrive; start both$"),
+        rank.naming_collective(World(0, 2, 0, 1), "start both"),
+    ):
+        raise RuntimeError("Timed out waiting 1000ms for recv operation to complete")
 
 
 STEPS = """
