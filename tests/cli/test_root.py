@@ -80,6 +80,8 @@ def test_a_wrong_name_is_told_from_what_there_is() -> None:
         ("goodput", "simulate goodput"),
         ("report", "runs report"),
         ("doctor", "check machine"),
+        ("memory", " serve memory`"),
+        ("memory", " tables memory`"),
     ],
 )
 def test_a_command_of_a_group_is_found_by_its_name_alone(tmp_path: Path, word: str, meant: str) -> None:

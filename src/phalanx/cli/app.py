@@ -133,18 +133,19 @@ _SYNONYMS = {
 
 
 def _new_place(word: str, context: Any) -> str:
-    """Return the whole command for a synonym, or a word that is in a group, such as `place` or `serve-plan`; "" for
-    other words."""
+    """Return the whole command for a synonym, or those of a word that is in groups, such as `place` or `serve-plan`;
+    "" for other words."""
     if context is None or context.parent is not None:
         return ""
     if word in _SYNONYMS:
         return f"{context.command_path} {_SYNONYMS[word]}"
     group, _, own = word.partition("-")
+    places = []
     for name in context.command.list_commands(context):
         commands = getattr(context.command.commands[name], "commands", {})
         if word in commands or (name == group and own in commands):
-            return f"{context.command_path} {name} {word if word in commands else own}"
-    return ""
+            places.append(f"{context.command_path} {name} {word if word in commands else own}")
+    return "` or `".join(places)
 
 
 def _others_with(option: str, context: Any) -> list[str]:
