@@ -47,9 +47,12 @@ def test_a_cluster_is_named_by_its_chip() -> None:
     words |= {"4090": "pcie-rtx4090", "rtx-a6000": "pcie-a6000", "DGX_H100": "dgx-h100", "v5p": "tpu-v5p"}
     words |= {"Tesla-T4": "cloud-t4", "NVIDIA GeForce RTX 4090": "pcie-rtx4090", "NVIDIA A10G": "pcie-a10g"}
     words |= {"NVIDIA-A100-80GB-PCIe": "pcie-a100", "NVIDIA A100-PCIE-80GB": "pcie-a100", "a100-pcie": "pcie-a100"}
+    words |= {"NVIDIA H100 PCIe": "pcie-h100", "h100-nvl": "pcie-h100-nvl", "H100 NVL 94GB": "pcie-h100-nvl"}
+    words |= {"NVIDIA Thor": "jetson-thor", "Jetson AGX Thor": "jetson-thor", "H20 141GB": "dgx-h20-3e"}
+    words |= {"h100-80gb": "dgx-h100", "h200-141gb": "dgx-h200", "H200 NVL": "pcie-h200-nvl"}
     assert {word: named(word) for word in words} == words
     assert named("NVIDIA A100-PCIE-40GB") is None
-    assert [named(word) for word in ("h100-pcie", "pcie", "dgx", "rtx", "")] == [None] * 5
+    assert [named(word) for word in ("h100-nvlx", "pcie", "dgx", "rtx", "")] == [None] * 5
     assert preset("h100", 3) == preset("dgx-h100", 3)
     with pytest.raises(InputError, match="use --cluster pcie-l40s --gpus 8"):
         preset("8xL40S", 1)
@@ -230,16 +233,15 @@ def test_no_pod_has_one_host_for_all_its_traffic() -> None:
 @pytest.mark.parametrize(
     ("name", "chip", "kind", "gib"),
     [
-        ("h20-141gb", "H20-96GB", "dgx-h20", 141),
         ("NVIDIA H100 96GB", "H100-SXM5-80GB", "dgx-h100", 96),
         ("gh200-144g", "GH200-96GB", "gh200", 144),
-        ("h100-nvl", "H100-SXM5-80GB", "dgx-h100", "its GiB"),
-        ("NVIDIA H100 PCIe", "H100-SXM5-80GB", "dgx-h100", "its GiB"),
+        ("h800-pcie", "H800-SXM5-80GB", "dgx-h800", "its GiB"),
+        ("h800-nvl", "H800-SXM5-80GB", "dgx-h800", "its GiB"),
     ],
 )
 def test_another_card_is_told_from_the_one_that_is_known(name: str, chip: str, kind: str, gib: int | str) -> None:
-    """H20 and GH200 are sold with two sizes of memory, and the H100 as other cards: a name of these is not taken for
-    the known one."""
+    """GH200 is sold with two sizes of memory, and the H800 as other cards: a name of these is not taken for the known
+    one."""
     with pytest.raises(
         InputError, match=f'is the {chip}; a cluster.s file with preset = "{kind}", gpu_memory_gib = {gib}'
     ):

@@ -85,7 +85,7 @@ def test_a_published_model_is_as_its_config_says(name: str) -> None:
 
 def test_how_many_the_page_says() -> None:
     """docs/serving.md."""
-    assert (len(PUBLISHED), len(CONFIGS)) == (138, 44)
+    assert (len(PUBLISHED), len(CONFIGS)) == (145, 44)
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,13 @@ def test_how_many_the_page_says() -> None:
         ("Qwen/Qwen3.5-9B-Base", 8.954),
         ("Qwen/Qwen3.5-4B", 4.206),
         ("zai-org/GLM-5", 744),
+        ("zai-org/GLM-5.2-FP8", 743.4),  # by its published config.json
+        ("stepfun-ai/Step-3.5-Flash", 197),  # 196.81 and routers' biases (its model card)
+        ("tencent/Hy3-preview", 295),
+        ("mistralai/Ministral-3-3B-Reasoning-2512", 3.43),  # without what sees
+        ("mistralai/Ministral-3-14B-Instruct-2512", 13.5),
+        ("Qwen/Qwen3Guard-Gen-8B", 8.19),
+        ("amd/Llama-3.1-405B-Instruct-MXFP4-Preview", 405.85),
         ("moonshotai/Kimi-K2.5", 1026),
         ("openai/gpt-oss-120b", 117),
         ("Qwen/Qwen3-235B-A22B", 235),

@@ -49,7 +49,7 @@ _BY_NAME = (
     (re.compile("fp4"), "nvfp4"),
     (re.compile("awq|gptq|int4|w4a16|kimi-k2(-thinking|[.][56])"), "int4"),
     (_INT8 := re.compile("int8|w8a(8|16)"), "fp8"),
-    (re.compile("fp8|deepseek-(v3|r1)(?!.*distill)|kimi-k2|minimax-m2"), "fp8"),
+    (re.compile(r"fp8|deepseek-(v3|r1)(?!.*distill)|kimi-k2|minimax-m2|ministral-3-\d+b-instruct(?!.*bf16)"), "fp8"),
 )
 """Parts of a name -> the type of weights: experts of gpt-oss are in MXFP4 (arXiv 2508.10925, 2.1), of Kimi K2 since
 its thinking model in int4 (its config.json, quantization_config)."""

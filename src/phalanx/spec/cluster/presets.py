@@ -109,16 +109,19 @@ def chip_of(text: str) -> str | None:
 def _plain(text: str) -> str:
     """Return a name in lower case with hyphens, without the vendor, its brand, the socket and the kind of memory."""
     name = re.sub(r"[\s_]+", "-", text.strip().lower())
-    vendor = r"^(?:nvidia-|amd-|intel-|google-)?(?:geforce-|tesla-)?"
+    vendor = r"^(?:nvidia-|amd-|intel-|google-)?(?:geforce-|tesla-|jetson-(?:agx-)?)?"
     name = re.sub(rf"{vendor}|-sxm\d?(?=-|$)|-hbm\d\w?$|-generation$", "", name)
     return re.sub(r"-(\d{2,3})g(?:ib)?(?=-|$)", r"-\1gb", name)
 
 
 def _is_chip(name: str, chip: str) -> bool:
-    """Whether a plain name is a chip's, with or without the memory that it has."""
+    """Whether a plain name is a chip's, with or without the memory that it has; of a card that is told from others of
+    its kind by its memory, the kind's with that: an H20 of 141 GB is the H20-3e."""
     short = re.sub(r"^(?:rtx|tpu)-?", "", name)
     bare = re.sub(r"^(?:rtx|tpu)-", "", chip.lower())
-    return short in (bare, f"{bare}-{CHIPS[chip].device.rpartition('-')[2].lower()}")
+    memory = CHIPS[chip].device.rpartition("-")[2].lower()
+    kind = next((known for known in CHIPS if chip.startswith(f"{known}-")), chip).lower()
+    return short in (bare, f"{bare}-{memory}", f"{kind}-{memory}")
 
 
 _BY_CORES = ("v2", "v3", "v4", "v5p")

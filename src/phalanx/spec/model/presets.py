@@ -36,10 +36,10 @@ PUBLISHED: Mapping[str, dict[str, Any]] = Rows(_FILE, _fields, _is_published)
 """Published models by Hugging Face name, without the suffixes of tuning and quantisation."""
 
 _TUNED = re.compile(
-    r"-(instruct|thinking|chat|base|it|hf|sft|dpo|fp8(-kv)?|fp4|nvfp4|mxfp4|awq(-4bit)?|gptq(-4bit)?"
+    r"-(instruct|thinking|reasoning|chat|base|it|preview|hf|sft|dpo|fp8(-kv)?|fp4|nvfp4|mxfp4|awq(-4bit)?|gptq(-4bit)?"
     r"|int[48](-autoround)?|(quantized\.)?w\d+a\d+|bf16|dynamic|terminus|exp|v[01]\.\d|\d{4}|\d+[ek])(?=-|$)"
 )
-_LONGER = ((re.compile(r"qwen3-.*-2507|qwen3-coder-30b", re.I), 262144),)
+_LONGER = ((re.compile(r"qwen3-.*-2507|qwen3-coder-30b|kimi-k2-(thinking|instruct-0905)", re.I), 262144),)
 """Names of models -> the tokens that they are trained for, more than the model whose sizes they have: their
 config.json."""
 _SAME = {
@@ -48,6 +48,7 @@ _SAME = {
     r"(qwen[23](\.5)?)-vl": r"\1",
     r"qwen2-(?=0\.5b|1\.5b)": "qwen2.5-",
     r"(qwen\d(\.\d)?)-(coder|math)(?=-)": r"\1",
+    "qwen3guard-(gen|stream)": "qwen3",
     "deepseek-r1-distill-qwen": "qwen2.5",
     "deepseek-r1-distill-llama": "llama3.1",
     r"vicuna-?(\d+b)-v1\.5.*": r"llama2-\1",

@@ -122,8 +122,10 @@ def _pattern(row: FamilyRow, c: Config, read: Fields) -> Fields:
     if not row.layer:
         return {}
     layers, experts = read["layers"], read.get("experts")
+    drafting = c.keys.get("num_nextn_predict_layers")  # layers that some files count among them, behind all others
+    counts = (layers, layers + (drafting if isinstance(drafting, int) else 0))
     for key in sorted({key for part in row.layer for key in names(part)}):
-        if isinstance(kinds := c.keys.get(key), list) and key.endswith("types") and len(kinds) != layers:
+        if isinstance(kinds := c.keys.get(key), list) and key.endswith("types") and len(kinds) not in counts:
             raise c.wrong(f"{key} has {len(kinds)} entries for {layers} layers", "name the kind of each layer")
     pattern = [_words(row, c, read, i) for i in range(layers)]
     used = {word for words in pattern for word in _sublayers(words)}
