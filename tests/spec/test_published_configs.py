@@ -77,6 +77,24 @@ def _read(config: dict[str, Any], folder: Path) -> Any:
 _SIZES = {"vocab_size": 8, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1, "intermediate_size": 8}
 
 
+def test_layers_that_draft_may_stand_behind_the_others(tmp_path: Path) -> None:
+    """As in the file of Step-3.5-Flash (huggingface.co/stepfun-ai/Step-3.5-Flash): 48 kinds of 45 layers and 3."""
+    kinds = ["full_attention", "sliding_attention"] * 2
+    config = {**_SIZES, "model_type": "step3p5", "num_attention_groups": 1, "layer_types": kinds}
+    fields, _ = _read(config | {"num_nextn_predict_layers": 2}, tmp_path)
+    assert fields["pattern"] == ["attention+mlp", "near+mlp"]
+    with pytest.raises(InputError, match="layer_types has 4 entries for 2 layers"):
+        _read(config | {"num_nextn_predict_layers": 1}, tmp_path)
+
+
+def test_experts_of_hy3_have_the_name_of_its_file(tmp_path: Path) -> None:
+    """huggingface.co/tencent/Hy3: `expert_hidden_dim` and `route_norm`, where transformers has names of its own."""
+    config = {**_SIZES, "model_type": "hy_v3", "num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1}
+    fields, _ = _read(config | {"expert_hidden_dim": 6, "route_norm": False, "qk_norm": True}, tmp_path)
+    experts = fields["experts"]
+    assert (experts["ffn"], experts["shared_ffn"], experts["normalized"]) == (6, 6, False)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [

@@ -43,6 +43,19 @@ def test_what_a_program_takes_has_a_price(program: Program) -> None:
     [
         ("vllm serve m/x -tp 4", "vllm_serve", {"model": "m/x", "tensor_parallel_size": 4}),
         ("A=2; vllm serve m/x --tensor-parallel-size=$A", "vllm_serve", {"model": "m/x", "tensor_parallel_size": 2}),
+        (
+            "vllm serve m/x -dp 8 -dpl 4 -ep -dcp 2 -n 2 -r 1",
+            "vllm_serve",
+            {
+                "model": "m/x",
+                "data_parallel_size": 8,
+                "data_parallel_size_local": 4,
+                "enable_expert_parallel": True,
+                "decode_context_parallel_size": 2,
+                "nnodes": 2,
+                "node_rank": 1,
+            },
+        ),
         ("vllm serve --trust-remote-code m/x", "vllm_serve", {"model": "m/x", "trust_remote_code": True}),
         ("vllm serve m/x --enforce-eager $MORE", "vllm_serve", {"model": "m/x", "enforce_eager": True}),
         ("vllm serve m/x --max-model-len 99 $EXTRA_ARGS", "vllm_serve", {"model": "m/x", "max_model_len": 99}),
@@ -130,6 +143,11 @@ def test_what_is_not_known_is_named_first() -> None:
     assert caveats[2] == "missing: --max-num-seqs is $N, which the script does not set"
     assert caveats[3].startswith("missing: $MORE")
     assert len(caveats) == 4
+
+
+def test_a_flag_of_a_new_release_is_not_taken_for_a_misspelt_one() -> None:
+    (line,) = lines("vllm serve m/x --model-impl auto")
+    assert list(line.caveats())[0].startswith("not judged: --model-impl is a flag")
 
 
 @pytest.mark.parametrize(

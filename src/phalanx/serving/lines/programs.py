@@ -86,8 +86,8 @@ class Line:
     left: tuple[str, ...] = ()
     """Variables among its words that the script does not set."""
     pods: ServerPods = field(default_factory=ServerPods)
-    variables: tuple[str, ...] = ()
-    """Environment variables of the engine that are set and may change its behaviour."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of the engine that are set and may change its behaviour, with their values."""
     release: str = ""
     """Release of its engine, by an image's tag or a pinned package; empty: not said."""
     image: str = ""
@@ -101,9 +101,9 @@ class Line:
         stated = {self.program.flags[n]: value for n, value in self.flags.items() if n in self.program.flags}
         return {name: value for name, value in stated.items() if not is_open(str(value))}
 
-    def caveats(self, given: Collection[str] = ()) -> Iterator[str]:
+    def caveats(self, given: Collection[str] = (), taken: Collection[str] = ()) -> Iterator[str]:
         """Yield a line each on flags that are not judged, flags that are not modelled, and unset variables. What a
-        flag leaves open and a `given` option says is left out."""
+        flag leaves open and a `given` option says is left out, and variables that are `taken` into account."""
         unknown = [n for n in self.flags if self.program.verdict(n) is None and not self._negated(n)]
         if unknown:
             known = "is a flag" if len(unknown) == 1 else "are flags"
@@ -123,8 +123,8 @@ class Line:
                 yield f"missing: {self.spelled[name]} is {plain(str(value))}, which the script does not set"
         if self.image:
             yield f"assumed: the image {self.image} starts {' '.join((self.program.names[0], *self.program.words))}"
-        if self.variables:
-            yield f"not judged: {', '.join(self.variables)} in its environment: layout, time or memory may differ"
+        if variables := [name for name in self.variables if name not in taken]:
+            yield f"not judged: {', '.join(variables)} in its environment: layout, time or memory may differ"
         if self.left:
             yield f"missing: {', '.join(self.left)} may hold more flags, and the script does not set it"
 
@@ -132,7 +132,9 @@ class Line:
         return name.startswith("no_") and self.program.verdict(name[3:]) is not None
 
     def _with_near(self, name: str) -> str:
-        near = get_close_matches(name, self.program.known, 1, 0.8) if len(name) < 80 else []
+        if name in self.program.known or len(name) >= 80:  # a flag of a new release
+            return self.spelled[name]
+        near = get_close_matches(name, self.program.known, 1, 0.8)
         return f"{self.spelled[name]} (did you mean --{near[0].replace('_', '-')}?)" if near else self.spelled[name]
 
 
@@ -204,12 +206,12 @@ def _release(text: str, engine: str) -> str:
     return pinned[-1] if pinned else ""
 
 
-def _variables(words: Sequence[str], environment: Mapping[str, str]) -> tuple[str, ...]:
+def _variables(words: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of serving engines that are set for a line, without harmless ones: in its environment, and
     in the words before its program, as for `env` and `docker run -e`."""
-    assigned = [word.partition("=")[0] for word in words if "=" in word]
-    named = [name for name in (*environment, *assigned) if _OWN.fullmatch(name) and not _HARMLESS.search(name)]
-    return tuple(dict.fromkeys(named))
+    assigned = dict(word.partition("=")[::2] for word in words if "=" in word)
+    every = {**environment, **assigned}
+    return {name: value for name, value in every.items() if _OWN.fullmatch(name) and not _HARMLESS.search(name)}
 
 
 _SWITCHES = ("-d", "-i", "-t", "-it", "-ti", "-dit", "--detach", "--init", "--privileged", "--rm")

@@ -17,6 +17,7 @@ from phalanx.serving.cost.checkpoint import by_method, published_note, served_we
 from phalanx.serving.cost.shape import shape_of
 from phalanx.serving.cost.workspace import prompt_tokens, step_limits
 from phalanx.serving.launch.arguments import published as arguments_of
+from phalanx.serving.lines.drafts import FIXING, fixed_acceptance
 from phalanx.serving.lines.files import script_of
 from phalanx.serving.lines.loads import loads
 from phalanx.serving.lines.programs import Line, lines, single_line
@@ -116,7 +117,9 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     if len(sweep) > _MOST_LOADS:
         raise InputError("from", len(sweep), f"are more loads than are answered, {_MOST_LOADS}", "leave some of them")
     parts = [x for x in (prefill, server, drawn, *(each for each in benches if each is not server)) if x is not None]
-    judged = [caveat for line in parts for caveat in line.caveats(given)]
+    drafts, drafting = fixed_acceptance(server) if server is not None and "speculate" not in given else ({}, "")
+    fields, caveats = {**fields, **drafts}, [*caveats, *filter(None, [drafting])]
+    judged = [caveat for line in parts for caveat in line.caveats({**given, **drafts}, FIXING if drafts else ())]
     judged += taken
     judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
