@@ -19,7 +19,7 @@ _SYNTHETIC = '"rejection_sample_method": "synthetic", "synthetic_acceptance_leng
 @pytest.mark.parametrize(
     ("text", "drafted", "mean"),
     [
-        (f"export SGLANG_SIMULATE_ACC_LEN=3.5\n{_SGLANG} --speculative-num-steps 5 --speculative-eagle-topk 1", 5, 3.5),
+        (f"export SGLANG_SIMULATE_ACC_LEN=3.5\n{_SGLANG} --speculative-num-steps 5", 5, 3.5),
         (f"SGLANG_SIMULATE_ACC_LEN=2 {_SGLANG} --speculative-num-draft-tokens 4", 3, 2.0),
         (f"docker run -e SGLANG_SIMULATE_ACC_LEN=4 -e SGLANG_SIMULATE_ACC_METHOD=match-expected lmsysorg/sglang "
          f"{_SGLANG} --speculative-num-steps 3", 3, 4.0),

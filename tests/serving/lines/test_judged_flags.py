@@ -147,7 +147,7 @@ def test_what_is_not_known_is_named_first() -> None:
 
 def test_a_flag_of_a_new_release_is_not_taken_for_a_misspelt_one() -> None:
     (line,) = lines("vllm serve m/x --model-impl auto")
-    assert list(line.caveats())[0].startswith("not judged: --model-impl is a flag")
+    assert next(iter(line.caveats())).startswith("not judged: --model-impl is a flag")
 
 
 @pytest.mark.parametrize(

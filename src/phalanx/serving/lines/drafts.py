@@ -1,7 +1,8 @@
 """Drafted tokens of a server whose acceptance its line fixes, as benchmarks do for weights that draft nothing useful.
 
 SGLANG_SIMULATE_ACC_LEN and vLLM's `synthetic_acceptance_length` are mean tokens that a step yields, the model's own
-among them (SGLang, srt/speculative/spec_utils.py; vLLM, vllm/config/speculative.py), of which both keep the first ones.
+among them (SGLang, srt/speculative/spec_utils.py; vLLM, vllm/config/speculative.py).
+Both accept the first ones of a step.
 """
 
 import json
@@ -26,7 +27,7 @@ def fixed_acceptance(server: Line) -> tuple[dict[str, str], str]:
         return {}, ""
     if not 1 <= mean <= drafted + 1:
         return {}, ""
-    caveat = f"assumed: {mean:g} tokens of a step that drafts {drafted}, as {said} fixes: answers of users accept others"
+    caveat = f"assumed: {mean:g} tokens of a step that drafts {drafted}, as {said} fixes: real answers accept others"
     return {"speculate": f"{drafted}:{acceptance(drafted, mean):.6f}"}, caveat
 
 

@@ -115,8 +115,8 @@ def _plain(text: str) -> str:
 
 
 def _is_chip(name: str, chip: str) -> bool:
-    """Whether a plain name is a chip's, with or without the memory that it has; of a card that is told from others of
-    its kind by its memory, the kind's with that: an H20 of 141 GB is the H20-3e."""
+    """Whether a plain name is a chip's, with or without its memory, or that of its kind with its memory: an H20 of
+    141 GB is the H20-3e."""
     short = re.sub(r"^(?:rtx|tpu)-?", "", name)
     bare = re.sub(r"^(?:rtx|tpu)-", "", chip.lower())
     memory = CHIPS[chip].device.rpartition("-")[2].lower()
