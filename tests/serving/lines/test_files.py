@@ -11,7 +11,9 @@ from support.other_values import changed
 
 from phalanx.serving.answer import serve_plan
 from phalanx.serving.lines.files import ServerPods, commands_of, script_of
+from phalanx.serving.lines.instances import instance
 from phalanx.serving.lines.reading import LinesRead, read
+from phalanx.spec.cluster.presets import named
 from phalanx.spec.errors import InputError
 
 _GIVEN = {"cluster": "dgx-h100", "input": 10, "output": 10}
@@ -252,8 +254,89 @@ def test_a_model_of_kubeai_has_its_server_s_flags_and_its_profile_s_gpus(
         read([tmp_path / "a.yaml"], {})
 
 
+_KAITO = """apiVersion: kaito.sh/v1beta1
+kind: {kind}
+metadata: {{name: a}}
+"""
+_WORKSPACE = (
+    _KAITO.format(kind="Workspace")
+    + """resource: {instanceType: %s, count: 2}
+inference: {preset: {name: phi-4-mini-instruct}, config: b}
+"""
+)
+_INFERENCE_SET = (
+    _KAITO.format(kind="InferenceSet")
+    + """spec:
+  replicas: 3
+  template:
+    resource: {instanceType: %s}
+    inference: {preset: {name: Qwen/Qwen3-0.6B}}
+"""
+)
+_ROLES = (
+    _KAITO.format(kind="MultiRoleInference")
+    + """spec:
+  model: {name: llama-3.1-8b-instruct}
+  roles:
+  - {type: prefill, replicas: 2, instanceType: %s}
+  - {type: decode, replicas: 1, instanceType: %s}
+"""
+)
+
+
 @pytest.mark.parametrize(
-    "text", [_SET, _VALUES, _IMAGE, *(t.replace("%s", _8B) for t in (_PREDICTOR, _LLM_SERVICE, _GRAPH))]
+    ("text", "kind", "layout", "gpus", "cluster"),
+    [
+        (_WORKSPACE, "Standard_NC80adis_H100_v5", "tp=2,pp=2", 4, "pcie-h100-nvl"),
+        (_INFERENCE_SET, "g6.12xlarge", "tp=4", 12, "pcie-l4"),
+        (_ROLES, "Standard_NC24ads_A100_v4", "2 x tp=1 + 1 x tp=1", 3, "pcie-a100"),
+        (_ROLES, "Standard_NV6ads_A10_v5", "2 x tp=1 + 1 x tp=1", 3, ""),
+    ],
+)
+def test_a_preset_of_kaito_is_served_by_the_gpus_of_its_instances(
+    tmp_path: Path, text: str, kind: str, layout: str, gpus: int, cluster: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(text.replace("%s", kind))
+    found = read([tmp_path / "a.yaml"], {})
+    got = found.fields
+    assert (got["layout"], got["gpus"], got.get("cluster", "")) == (layout, gpus, cluster)
+    said = " ".join(found.caveats)
+    assert ("all 2 GPUs" in said, "ConfigMap b" in said) == (text == _WORKSPACE, text == _WORKSPACE)
+    assert (f"instances of {kind} have one GPU" in said) == (not cluster)
+
+
+def test_instances_of_clouds_have_gpus_that_are_known() -> None:
+    """Sizes of one GPU, of several, and of a whole node."""
+    found = {
+        "Standard_NC24ads_A100_v4": ("a100-pcie", 1),
+        "Standard_ND96asr_v4": ("a100-40gb", 8),
+        "g5.12xlarge": ("a10g", 4),
+        "g6e.xlarge": ("l40s", 1),
+        "g4dn.metal": ("t4", 8),
+        "a2-highgpu-4g": ("a100-40gb", 4),
+        "g2-standard-24": ("l4", 2),
+        "p5en.48xlarge": ("h200", 8),
+    }
+    assert {name: instance(name) for name in found} == found
+    assert all(named(gpu) for gpu, _ in found.values())
+    assert instance("m5.large") is None
+
+
+def test_nodes_are_selected_by_their_type(tmp_path: Path) -> None:
+    pod = {"image": "vllm/vllm-openai", "name": "a", "args": ["--model", _8B]}
+    spec = {"nodeSelector": {"node.kubernetes.io/instance-type": "g6e.xlarge"}, "containers": [pod]}
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"kind": "Pod", "spec": spec}))
+    assert read([tmp_path / "a.yaml"], {}).fields["cluster"] == "pcie-l40s"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _SET,
+        _VALUES,
+        _IMAGE,
+        *(t.replace("%s", _8B) for t in (_PREDICTOR, _LLM_SERVICE, _GRAPH, _WORKSPACE, _INFERENCE_SET, _ROLES)),
+    ],
 )
 def test_any_value_may_be_of_another_type(tmp_path: Path, text: str) -> None:
     """Its commands are read without it."""

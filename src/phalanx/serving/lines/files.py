@@ -1,9 +1,10 @@
 """The commands of a script, of a manifest's containers, or of the values of a chart.
 
 A container without a command starts its image's entry point; of KServe's LLMInferenceService, its InferenceService
-of Hugging Face's models and llm-d's chart, vLLM with the model that stands outside of it. Values are also of vLLM's
-production-stack (helm/values.yaml), whose `vllmConfig` has flags in camel case. A file of `--config FILE` has flags
-too; flags of the command line override them (vllm/utils/argparse_utils.py: `_pull_args_from_config`).
+of Hugging Face's models and llm-d's chart, vLLM with the model that stands outside of it, as of KAITO's presets.
+Values are also of vLLM's production-stack (helm/values.yaml), whose `vllmConfig` has flags in camel case. A file of
+`--config FILE` has flags too; flags of the command line override them (vllm/utils/argparse_utils.py:
+`_pull_args_from_config`).
 """
 
 import re
@@ -17,6 +18,7 @@ from phalanx.frameworks.companions import LARGEST, Companions
 from phalanx.frameworks.reading.source import DATA
 from phalanx.frameworks.tables import documents
 from phalanx.frameworks.values import words_of
+from phalanx.serving.lines.instances import instance
 from phalanx.spec.documents import read_text
 
 _COPIES = ("Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet")
@@ -36,6 +38,8 @@ class ServerPods:
     """The GPU of the nodes that the manifest selects, as the label has it; empty: it selects none."""
     part: str = ""
     """prefill or decode, where a service has both apart; empty: the manifest does not say."""
+    assumption: str = ""
+    """What the manifest leaves to the controller that starts the command; empty: nothing."""
 
 
 def script_of(path: Path) -> tuple[str, dict[int, ServerPods]]:
@@ -80,6 +84,8 @@ def commands_of(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iter
     if str(value.get("apiVersion")).startswith("kubeai.org/") and isinstance(spec := value.get("spec"), Mapping):
         yield from _of_kubeai(spec)
         return
+    if str(value.get("apiVersion")).startswith("kaito.sh/"):
+        yield from _of_kaito(value)
     words = [*words_of(value.get("command")), *words_of(value.get("args"))]
     if (words or (start and "resources" in value)) and (
         "image" in value or "name" in value or "modelFormat" in value
@@ -103,6 +109,40 @@ def _of_kubeai(spec: Mapping[str, Any]) -> Iterator[tuple[str, ServerPods]]:
         line = ["vllm", "serve", str(spec["url"]).removeprefix("hf://"), *words_of(spec.get("args"))]
         gpu = re.sub("^(nvidia|amd)-gpu-", "", profile)
         yield shlex.join(line), ServerPods(_count(spec.get("minReplicas")) or 1, 1, _count(gpus), gpu)
+
+
+def _of_kaito(value: Mapping[str, Any]) -> Iterator[tuple[str, ServerPods]]:
+    """Yield the command line of each part of a preset of KAITO: a Workspace, an InferenceSet or a MultiRoleInference
+    (kaito-project/kaito, api/v1beta1, api/v1alpha1)."""
+    spec = _table(value, "spec")
+    each = _table(spec, "template") or value
+    inference, resource = _table(each, "inference"), _table(each, "resource")
+    name = _table(inference, "preset").get("name") or _table(spec, "model").get("name")
+    roles = _tables(spec, "roles") or [{**resource, "replicas": spec.get("replicas")}]
+    for role in roles if name else ():
+        kind = str(role.get("instanceType", ""))
+        gpu, gpus = instance(kind) or ("", 1)
+        nodes = _count(role.get("count")) or 1
+        several = ["--pipeline-parallel-size", str(nodes)] if nodes > 1 else []
+        line = ["vllm", "serve", str(name), "--tensor-parallel-size", str(gpus), *several]
+        config = inference.get("config")
+        doubts = [
+            f"KAITO starts vLLM over all {gpus} GPUs of an instance" if gpus > 1 else "",
+            f"instances of {kind or 'no said type'} have one GPU" if not gpu else "",
+            f"the ConfigMap {config} has no flags that change an answer" if config else "",
+        ]
+        assumed = "; ".join(filter(None, doubts))
+        part = str(role.get("type", ""))
+        copies = _count(role.get("replicas")) or 1
+        where = part if part in _PARTS else ""
+        pods = ServerPods(copies, nodes, gpus, gpu, where, f"assumed: {assumed}" * bool(assumed))
+        yield shlex.join(line), pods
+
+
+def _table(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a table inside of a table; empty for anything else."""
+    inner = value.get(name)
+    return inner if isinstance(inner, Mapping) else {}
 
 
 _OF_KSERVE = ("--model_id=", "--model_name=", "--backend=")
@@ -167,6 +207,7 @@ def _count(value: Any) -> int | None:
 
 _GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
 """Labels of a node with the name of its GPU: of NVIDIA's GPU feature discovery, and of Google's Kubernetes."""
+_INSTANCE = "node.kubernetes.io/instance-type"
 _OF_GOOGLE = {"nvidia-tesla-a100": "a100-40gb", "nvidia-h100-mega-80gb": "h100"}
 """Names of accelerators that are not the name of their GPU (cloud.google.com/compute/docs/gpus)."""
 
@@ -177,13 +218,18 @@ def _gpu(pod: Mapping[str, Any]) -> str:
     affinity = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") if isinstance(affinity, Mapping) else {}
     terms = [*_tables(required, "nodeSelectorTerms"), *_tables(pod, "nodeSelectorTerms")]
-    asked = [e for term in terms for e in _tables(term, "matchExpressions") if e.get("key") in _GPU_LABELS]
+    asked = [
+        e for term in terms for e in _tables(term, "matchExpressions") if e.get("key") in (*_GPU_LABELS, _INSTANCE)
+    ]
     chosen = [
         v[0] for e in asked if e.get("operator") == "In" and isinstance(v := e.get("values"), list) and len(v) == 1
     ]
     if isinstance(selector := pod.get("nodeSelector"), Mapping):
-        chosen += [selector[label] for label in _GPU_LABELS if label in selector]
-    return _OF_GOOGLE.get(str(chosen[0]), str(chosen[0])) if chosen else ""
+        chosen += [selector[label] for label in (*_GPU_LABELS, _INSTANCE) if label in selector]
+    if not chosen:
+        return ""
+    rented = instance(str(chosen[0]))
+    return rented[0] if rented else _OF_GOOGLE.get(str(chosen[0]), str(chosen[0]))
 
 
 def _tables(value: Any, name: str) -> list[Mapping[str, Any]]:

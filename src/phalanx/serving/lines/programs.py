@@ -168,7 +168,7 @@ def lines(
             line = _line(program, rest, invocation.line, (pods or {}).get(first, ServerPods()))
             variables = _variables(invocation.words, invocation.environment)
             line = replace(line, variables=variables, release=_release(text, program.engine), image=image)
-            each = started.setdefault((program.title, *alike), [])
+            each = started.setdefault((program.title, line.pods.part, *alike), [])
             if not any(_place(line) == _place(other) for other in each):
                 each.append(line)
     return [replace(each[0], places=len(each)) for each in started.values()]

@@ -120,7 +120,7 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     drafts, drafting = fixed_acceptance(server) if server is not None and "speculate" not in given else ({}, "")
     fields, caveats = {**fields, **drafts}, [*caveats, *filter(None, [drafting])]
     judged = [caveat for line in parts for caveat in line.caveats({**given, **drafts}, FIXING if drafts else ())]
-    judged += taken
+    judged += [*taken, *(line.pods.assumption for line in parts if line.pods.assumption)]
     judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
     every = [{**fields, **load, **given} for load in sweep]
