@@ -9,12 +9,17 @@ from typing import Any
 import pytest
 
 from phalanx import serve_plan
+from phalanx.cost.analytic.chips import chip_name
 from phalanx.serving.answer import ServingPlanAnswer, as_request
-from phalanx.serving.likely import Slowed, capacity_range, edge, likely, slowed, slowness
+from phalanx.serving.likely import MEASURED, Slowed, capacity_range, edge, likely, slowed, slowness
 from phalanx.serving.question import ask
 from phalanx.serving.report import likely as said_of
 from phalanx.serving.search.queued import capacity, with_outcome
 from phalanx.serving.search.search import Search
+from phalanx.serving.validation import bursts
+from phalanx.serving.validation.predictions import NEEDED, RUNS
+from phalanx.spec.cluster.presets import preset
+from phalanx.validate.records import load
 
 _ASK: dict[str, Any] = {"model": "llama3-8b", "cluster": "dgx-h100", "gpus": 1, "layout": "tp=1", "weights": "bf16"}
 _ASK |= {"input": 1000, "output": 100, "mode": "aggregated"}
@@ -106,3 +111,18 @@ def test_ranges_are_what_the_queue_makes_of_the_slowness_of_published_runs() -> 
         zip(asked[::2], asked[1::2], strict=True)
     )
     assert "(vllm, at a rate)" in basis
+
+
+@pytest.mark.parametrize(("cluster", "said"), [("dgx-b200", ""), ("mi300x", ", none of them on MI300X,")])
+def test_a_range_says_that_its_runs_are_on_other_chips(cluster: str, said: str) -> None:
+    answer, search = _searched(requests=40, concurrency=4)
+    q = replace(search.q, cluster=preset(cluster, 1))
+    assert (
+        likely(q, answer.search.best, slowed(search.q, answer.search.best, search.copy_of))[1].partition(")")[2]
+        == said
+    )
+
+
+def test_the_chips_of_published_runs_are_those_of_their_rows() -> None:
+    gpus = {row["gpu"] for rows in (bursts.rows(), load(RUNS, NEEDED)) for row in rows}
+    assert {chip_name(gpu) for gpu in gpus} == MEASURED

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+from phalanx.cost.analytic.chips import chip_name
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.queued import CopyOf, with_outcome
 from phalanx.serving.simulation.outcome import ServingOutcome
@@ -25,6 +26,8 @@ from phalanx.validate.intervals import SHARE
 FILE = Path(__file__).with_name("likely.json")
 AT_ONCE, LIMITED = "all at once", "a number at once"
 AT_A_RATE = "at a rate"
+MEASURED = frozenset(("A100", "H100", "H200", "B200", "GB200", "GB300", "RTX-PRO-6000", "GB10"))
+"""Chips of the published runs."""
 _KEPT_UP = 0.95
 """Share of arriving requests above which a deployment answers them without a growing queue."""
 Slowed = Callable[[float], Mapping[str, float]]
@@ -146,7 +149,9 @@ def likely(q: ServingQuestion, c: ServingCandidate, of: Slowed) -> tuple[tuple[L
             ranges.append(LikelyRange("tokens_per_s", tokens / high, tokens / low, *counts))
     if not ranges:
         return (), f"missing: too few runs are published of {kind}"
-    return tuple(ranges), f"{SHARE:.0%} of {max(r.runs for r in ranges):,} published runs ({kind})"
+    chip = chip_name(q.cluster.device.name)
+    other = "" if chip in MEASURED else f", none of them on {chip},"
+    return tuple(ranges), f"{SHARE:.0%} of {max(r.runs for r in ranges):,} published runs ({kind}){other}"
 
 
 def capacity_range(q: ServingQuestion, requests_per_s: float) -> tuple[float, float]:

@@ -8,7 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from phalanx.planning.lookup import model_named
 from phalanx.serving.cost.engines import engine, release_of
+from phalanx.serving.cost.layout import ServingLayout
+from phalanx.serving.cost.roofline import ServingPrice
 from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.cost.steady_state import SteadyLoad, aggregated, disaggregated, slots
 from phalanx.serving.cost.step import (
@@ -23,6 +26,7 @@ from phalanx.serving.cost.step import (
     weight_bytes,
 )
 from phalanx.serving.simulation.engines import ENGINES, page_tokens
+from phalanx.spec.cluster.presets import preset
 from phalanx.spec.errors import InputError
 from phalanx.spec.files.job_file import make_model
 from phalanx.spec.model.presets import PUBLISHED
@@ -241,3 +245,20 @@ def test_only_latents_of_8_bits_are_multiplied_faster_where_experts_are_many_gpu
 
     load = StepLoad(0.0, 0.0, 0.0, 16.0, 16.0 * 4000)
     assert attends() / attends(large_ep=1.0) == pytest.approx(2.0 if m.latent_layers else 1.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "weights", "measured"),
+    [
+        ("mistralai/Ministral-3-3B", "fp8", 6.42e-3),
+        ("mistralai/Ministral-3-14B", "fp8", 12.25e-3),
+        ("Qwen/Qwen3-8B", "bf16", 9.46e-3),
+    ],
+)
+def test_a_layer_is_launched_more_slowly_on_an_mi300x(model: str, weights: str, measured: float) -> None:
+    """Medians of vLLM with 32 requests of 1,024 + 1,024 tokens (vllm-project/recipes#431, #476), of which one in 32
+    steps has the prompt of the next request. As launched on NVIDIA's GPUs they were two thirds of the measured."""
+    price = ServingPrice(model_named(model)[0], preset("mi300x", 1), "vllm", weights, "bf16")
+    step = sum(price.parts(ServingLayout(), 0, 0, 32, 32 * 1536).values())
+    first = sum(price.parts(ServingLayout(), 1024, 0, 32, 32 * 1536).values())
+    assert step + (first - step) / 32 == pytest.approx(measured, rel=0.1)

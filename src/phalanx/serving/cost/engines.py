@@ -112,6 +112,12 @@ class EngineConstants:
         return float(self.first_s + self.token_s * input), float(steps)
 
 
+LAUNCHES = {"cdna3": 3.0}
+"""Generation -> how long a layer's launches and small kernels take over those on NVIDIA's GPUs. An MI300X, on which
+graphs of HIP keep kernels further apart and fewer are fused, takes 2.4 to 5 times as long with Ministral 3 of 3, 8
+and 14 B, Qwen3-8B and Mistral Medium 3.5 on one GPU (vllm-project/recipes#431, #443, #476, #490), and 3.2 times with
+MiniMax-M2.7 and one request (sgl-project/sglang#31044). The one run on an MI355X is as fast without it
+(vllm-project/vllm#25135)."""
 FIELDS = tuple(f.name for f in fields(EngineConstants))
 FITTED_FILE = Path(__file__).with_name("fitted_engines.json")
 """Written by `python -m calibration.serving`."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from phalanx.cost.analytic.chips import chip_name
-from phalanx.serving.cost.engines import EngineConstants, engine
+from phalanx.serving.cost.engines import LAUNCHES, EngineConstants, engine
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.cost.step import (
@@ -80,6 +80,7 @@ class ServingPrice:
             link_bytes_per_s=tiers[0].bandwidth_bytes_per_s_per_gpu_per_direction,
             net_bytes_per_s=tiers[-1].bandwidth_bytes_per_s_per_gpu_per_direction,
             domain=tiers[0].ranks,
+            launches=LAUNCHES.get(chip.generation, 1.0),
         )
 
     @cached_property

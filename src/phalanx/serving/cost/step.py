@@ -8,7 +8,7 @@ With n tokens in the step, n / d in each of d attention groups, a product with W
     attention     4 d pairs FLOP for prompts; in decoding the bytes of the cache, or 4 d FLOP per cached token
     all-reduce    alpha log2(2 tp) + 2 (p - 1)/p bytes / rate, after attention and after the MLP
     dispatch      top_k copies of tokens to their experts' ranks and back, where attention is data parallel
-    launches      seconds per layer, with CUDA graphs; steps with prompts run without them and are at least `eager`
+    launches      seconds per layer, with graphs; steps with prompts run without them and are at least `eager`
 
 The constants (engines.py) are fitted on measured runs by `python -m calibration.serving`.
 """
@@ -49,6 +49,8 @@ class ChipRates:
     """The same to GPUs outside its domain."""
     domain: Column
     """GPUs of an NVLink domain."""
+    launches: Column = 1.0
+    """Seconds of a layer's launches and small kernels over those on NVIDIA's GPUs, on which they are fitted."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     launches = launches + m.layers * np.where(x.weight_bytes < 2, c.quantized_layer_s, 0.0)
     launches = launches + m.expert_layers * m.shared * c.shared_layer_s
     launches = launches + m.index_layers * c.index_layer_s
-    out["other"] = moved + launches
+    out["other"] = moved + launches * chip.launches
     heads = np.maximum(b.sequences * b.each + b.prompts, 1.0) / x.attention_dp
     out["head"] = roof(2 * m.head / x.tp * heads / (chip.half * c.gemm), 2.0 * m.head / x.tp / memory)
     out["head"] = out["head"] + heads * c.sequence_s

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from phalanx.cost.analytic.chips import chip_name
 from phalanx.cost.hardware.columns import gather
-from phalanx.serving.cost.engines import engine, release_of
+from phalanx.serving.cost.engines import LAUNCHES, engine, release_of
 from phalanx.serving.cost.shape import ServingShape, shape_of
 from phalanx.serving.cost.steady_state import STEP_TOKENS, SteadyLoad, aggregated, disaggregated
 from phalanx.serving.cost.step import BYTES, ChipRates, GpuSplit, product_rate
@@ -112,6 +112,7 @@ def case_of(row: Row) -> ServingCase:
         link_bytes_per_s=data.link_bytes_per_s,
         net_bytes_per_s=data.link_bytes_per_s if chip in _DOMAIN else _NET,
         domain=_DOMAIN.get(chip, 8),
+        launches=LAUNCHES.get(data.generation, 1.0),
     )
     if not apart and (gpus := row.number("n_gpus")):
         clients /= max(1.0, gpus // (decode.tp * decode.attention_dp * decode.pp))  # of one copy of several
