@@ -133,8 +133,8 @@ _SYNONYMS = {
 
 
 def _new_place(word: str, context: Any) -> str:
-    """Return the whole command for a synonym, or those of a word that is in groups, such as `place` or `serve-plan`;
-    "" for other words."""
+    """Return the whole command for a synonym, or the commands of a word in groups, such as `place` or
+    `serve-plan`; "" for other words."""
     if context is None or context.parent is not None:
         return ""
     if word in _SYNONYMS:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 from phalanx.cost.analytic.chips import chip_name, system_of
 from phalanx.cost.analytic.profile import profile
@@ -48,17 +49,23 @@ def model_named(name: str) -> tuple[ModelSpec, list[str]]:
 
 def with_changes(model: ModelSpec, changes: Sequence[str]) -> ModelSpec:
     """Return a model with the fields of lines such as model.max_seq=32768 set. Raises InputError."""
+    table = stated_changes(changes)
+    return build(ModelSpec, asdict(model) | table, "model") if table else model
+
+
+def stated_changes(changes: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a model that lines such as model.max_seq=32768 set. Raises InputError."""
     tables = job_file.override({"model": {}}, changes)
     if others := [name for name in tables if name != "model"]:
         line = next(line for line in changes if line.startswith(others[0]))
         raise InputError(
             "set", line, "is not a field of the model", "write model.FIELD=VALUE, e.g. model.max_seq=32768"
         )
-    table = tables["model"]
+    table: dict[str, Any] = tables["model"]
     for name, value in table.items():
         if name not in MODEL_FIELDS:
             raise InputError(f"model.{name}", value, "no such field", nearest(name, MODEL_FIELDS))
-    return build(ModelSpec, asdict(model) | table, "model") if table else model
+    return table
 
 
 def cluster_named(name: str) -> Callable[[int], ClusterSpec]:

@@ -24,6 +24,7 @@ from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, sh
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
+from phalanx.frameworks.reading.files import with_model_fields
 from phalanx.frameworks.registry import priced_stack
 from phalanx.frameworks.values import divided, truth
 from phalanx.planning import lookup as names
@@ -56,7 +57,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     `asked` leaves them open. `reading`: the file, if it is read already. Raises InputError."""
     given = (("gpus", asked.gpus), ("batch", asked.batch), ("seq", asked.seq))
     names.require_counts(*((name, number) for name, number in given if number is not None))
-    reading = reading or read([path, *asked.files], None, asked.gpus)
+    reading = _with_sizes(reading or read([path, *asked.files], None, asked.gpus), asked)
     c, s = reading.configuration, reading.layout
     _require_priceable(path, asked, reading)
     gpus = gpus_of(reading, asked.gpus, path)
@@ -167,7 +168,7 @@ def _require_priceable(path: Path, asked: Query, reading: Reading) -> None:
     _require_filled_in(path, asked, reading)
     if asked.strategy is None:
         _require_spelt(path, c)
-    stated = (s.tp, s.pp, s.cp, s.micro_batch, s.global_batch, s.seq, c.spec)
+    stated = (s.tp, s.pp, s.cp, s.micro_batch, s.global_batch, s.seq, c.spec or asked.model)
     for text in c.missing if None in stated else ():
         file, _, reason = text.partition(", ")
         reason = f"{reason.partition(':')[0]}: the layout may be in it"
@@ -201,6 +202,17 @@ def _require_filled_in(path: Path, asked: Query, reading: Reading) -> None:
             if value == "auto":
                 reason = "is what transformers or accelerate fills in, and the file of neither is given"
                 raise InputError(f"{path}: {key}", value, reason, "give it too, or write the value in its place")
+
+
+def _with_sizes(reading: Reading, asked: Query) -> Reading:
+    """Return a reading whose file leaves its model open with the fields of the model that the user states. Raises
+    InputError."""
+    c = reading.configuration
+    if c.spec is not None or asked.model is not None or not asked.changes:
+        return reading
+    stated = names.stated_changes(asked.changes)
+    config, tables = with_model_fields(reading.config, c, stated, c.layout.world or asked.gpus)
+    return replace(reading, configuration=config, config=tables)
 
 
 def _require_spelt(path: Path, c: Configuration) -> None:

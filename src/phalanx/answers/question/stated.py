@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.configuration import Configuration
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.registry import FRAMEWORKS, priced_stack
 from phalanx.frameworks.values import count
 from phalanx.planning import lookup as names
@@ -93,7 +94,9 @@ def model_of(c: Configuration, named: str | None) -> tuple[ModelSpec, list[str]]
     if missing or c.open_model:
         named_only = f"the file names {c.model_name} and leaves its sizes open" if c.model_name else ""
         reason = c.open_model or named_only or f"the file leaves {', '.join(missing)} open"
-        raise InputError("model", None, reason, "name a preset or a config.json, or write them in the file")
+        stated = "vocab" in reason and "vocab" in key_table(READ_BY[c.kind].folder).fields("model")
+        said = ", or say --set model.vocab=N" if stated else ""
+        raise InputError("model", None, reason, f"name a preset or a config.json, or write them in the file{said}")
     if experts := sizes.get("num_experts"):
         reason = f"the file has {experts} experts, and sizes alone do not make a mixture of experts"
         raise InputError("model", None, reason, "name a preset or a config.json")

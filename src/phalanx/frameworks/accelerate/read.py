@@ -250,7 +250,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
         steps = keys.count("gradient_accumulation_steps", "accumulation") or steps
         bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
         bf16 = bf16 is None or bf16 == "auto" or truth(bf16)  # of GPUs that have it
-        type_ = "fp16" if truth(fp16) else "bf16" if bf16 else type_
+        rounded = keys.truth("tf32", "job.precision")
+        type_ = "fp16" if truth(fp16) else "bf16" if bf16 else type_ or ("tf32" if rounded else None)
         unstated = "fp32"
         word = keys.take("gradient_checkpointing", "strategy.recompute")
         again = True if word in _OFFLOADED else truth(word)
@@ -288,7 +289,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     trained, unpriced = adapter_options(keys) if axolotl else ({}, "")
     scored, sequences, preferred = preference_options(keys, "", bool(trained)) if axolotl else ({}, 1, ())
     notes, micro = preferred, product(micro, sequences)
-    loaded = axolotl and type_ == "bf16" and not truth(config.get("random_init"))  # which makes it in 32 bits
+    drawn = axolotl and keys.truth("random_init", "job.precision")  # in 32 bits
+    loaded = axolotl and type_ == "bf16" and not drawn
     if loaded and stack == "accelerate" and not (fsdp or trained):
         job["types"] = dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")
         preferred = (*preferred, _LOADED)

@@ -62,11 +62,12 @@ def model(keys: Keys, layout: StatedLayout) -> tuple[ModelSpec | None, str, tupl
     if position not in _POSITIONS:
         return None, f"pos_emb {position} is not a position of a ModelSpec", ()
     file = str(keys.take("vocab_file", "model.vocab", ""))
-    tokens = next((n for part, n in _VOCABULARIES.items() if part in file), None)
+    exact = count("padded_vocab_size")
+    tokens = exact or next((n for part, n in _VOCABULARIES.items() if part in file), None)
     if tokens is None:
-        return None, "the file leaves vocab_size open", ()
+        return None, "the file leaves padded_vocab_size open", ()
     padded = keys.count("make_vocab_size_divisible_by", "options.vocab_multiple", 128) or 128
-    every = padded * (layout.tp or 1)
+    every = 1 if exact else padded * (layout.tp or 1)
     gated = keys.take("activation", "model.activation", "gelu") == "swiglu"
     width, multiple = count("intermediate_size") or 4 * hidden, count("mlp_multiple_of", 1) or 1
     inner = int(width * 2 / 3) // 2 if gated else width  # megatron/model/transformer.py:122
@@ -99,6 +100,7 @@ def model(keys: Keys, layout: StatedLayout) -> tuple[ModelSpec | None, str, tupl
         fields |= {"rotary_dim": int(hidden // heads * share)} if share < 1 else {}
         fields["rope_theta"] = number(keys.take("rotary_emb_base", "model.rope_theta"), 10_000.0)
     try:
-        return build(ModelSpec, complete(fields), "model"), "", (f"a vocabulary of {tokens:,} tokens, by {file}",)
+        assumed = () if exact else (f"a vocabulary of {tokens:,} tokens, by {file}",)
+        return build(ModelSpec, complete(fields), "model"), "", assumed
     except InputError as error:
         return None, f"its model cannot be described: {error}", ()

@@ -1,7 +1,7 @@
 """A user's file as a Configuration, with the files that it names or that are given with it."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from phalanx.frameworks.accelerate import launch as accelerate
 from phalanx.frameworks.companions import MISSING, Companions
 from phalanx.frameworks.configuration import Config, Configuration, Partial, shown
 from phalanx.frameworks.deepspeed.neox import is_neox
+from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
 from phalanx.frameworks.reading import folder, others
 from phalanx.frameworks.reading.launch_tables import (
@@ -25,7 +26,7 @@ from phalanx.frameworks.reading.launch_tables import (
 from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
 from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, source_of, split_function
-from phalanx.frameworks.tables import merge_tables, resolve_references
+from phalanx.frameworks.tables import merge_tables, resolve_references, tables_of_paths
 from phalanx.frameworks.values import product
 from phalanx.schedule.pipeline.schedules import facts_of
 from phalanx.spec.errors import InputError, nearest
@@ -74,10 +75,10 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
     c = _with_schedule(configured(config, kind, world), reading.files)
     if guessed and source.kind is None and not (source.started and is_named(source.started, BY_KIND[kind])):
         _require_its_own(c, str(main))
-    model = c.spec or _model(c, reading, str(config.get(MODEL, "")))
+    model, why = (c.spec, "") if c.spec else _model(c, reading, str(config.get(MODEL, "")))
     notes = (*(source.started.notes if source.started else source.notes), *reading.asks, *c.notes)
     c = replace(c, notes=notes, companions=tuple(reading.notes), missing=(*c.missing, *reading.missing))
-    return replace(c, spec=model, open_model="" if model else c.open_model), config
+    return replace(c, spec=model, open_model="" if model else why or c.open_model), config
 
 
 def _with_schedule(c: Configuration, files: Companions) -> Configuration:
@@ -115,12 +116,28 @@ def _require_its_own(c: Configuration, path: str) -> None:
         )
 
 
-def again(config: Config, c: Configuration, world: int) -> Configuration:
+def again(config: Config, c: Configuration, world: int | None) -> Configuration:
     """Return a configuration as it is read for another number of ranks, with the same model. Raises InputError."""
     other = configured(config, c.kind, world)
     spec = other.spec or c.spec
     other = replace(other, notes=c.notes, companions=c.companions, missing=c.missing)
     return replace(other, spec=spec, open_model="" if spec else other.open_model)
+
+
+def with_model_fields(
+    config: Config, c: Configuration, values: Mapping[str, Any], world: int | None
+) -> tuple[Configuration, Config]:
+    """Return a configuration that leaves its model open, with fields of the model that the user states (`vocab`:
+    50304) as if its file had them, and its tables. Raises InputError."""
+    keys = key_table(BY_KIND[c.kind].folder).fields("model")
+    stated = {keys[name].lstrip("-"): value for name, value in values.items() if name in keys}
+    if not stated:
+        return c, config
+    args = config.get("args")
+    tables = tables_of_paths(stated)
+    more = {**config, "args": merge_tables(args, tables)} if isinstance(args, dict) else merge_tables(config, tables)
+    more = Partial(more) if isinstance(config, Partial) else more
+    return again(more, c, world), more
 
 
 def configured(config: Config, kind: str, world: int | None) -> Configuration:
@@ -209,10 +226,10 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
     return kind, config
 
 
-def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | None:
-    """Return the model: of a config.json that was given or lies in the folder that the file names as its model; else
-    the published model of that name; else of a config.json next to the file. `named`: the name that a recipe has for
-    it. A note says so where two of them differ."""
+def _model(c: Configuration, reading: FileReading, named: str) -> tuple[ModelSpec | None, str]:
+    """Return the model, or None and why a file that has it cannot be read: of a config.json that was given or lies
+    in the folder that the file names as its model; else the published model of that name; else of a config.json next
+    to the file. `named`: the name that a recipe has for it. A note says so where two of them differ."""
     given = [p for p in reading.files.given if p not in reading.files.opened and p.suffix == ".json"]
     config_json = next((p for p in given if "model_type" in document(p) or "architectures" in document(p)), None)
     is_meant = config_json is not None
@@ -223,13 +240,13 @@ def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | No
     name = named or c.model_name
     known = _known(name)
     if config_json is None:
-        return _published(name, known, reading) if known else None
+        return (_published(name, known, reading) if known else None), ""
     try:
         model = make_model({"config": str(config_json.absolute())}, Path())[0]
-    except InputError:
+    except InputError as error:
         if is_meant or not known:
-            raise
-        return _published(name, known, reading)
+            return None, f"{config_json} {error.reason}"
+        return _published(name, known, reading), ""
     of_name = make_model({"preset": known}, Path())[0] if known else model
     sizes = [f"{spec.parameter_count / 1e9:.3g}B parameters" for spec in (model, of_name)]
     if of_name.parameter_count != model.parameter_count:
@@ -238,9 +255,9 @@ def _model(c: Configuration, reading: FileReading, named: str) -> ModelSpec | No
             f"{config_json} has {sizes[0]}, {name}, which the file names, {sizes[1]}: the former {left}"
         )
     if not is_meant and known:
-        return _published(name, known, reading)
+        return _published(name, known, reading), ""
     reading.notes.append(f"the model is that of {config_json}")
-    return model
+    return model, ""
 
 
 def _known(name: str) -> str | None:

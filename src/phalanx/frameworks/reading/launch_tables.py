@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from phalanx.frameworks.accelerate import launch as accelerate
-from phalanx.frameworks.companions import MISSING, Companions
+from phalanx.frameworks.companions import LARGEST, MISSING, Companions
 from phalanx.frameworks.configuration import Config, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.framework import Framework
@@ -37,6 +37,7 @@ from phalanx.frameworks.reading.source import (
 from phalanx.frameworks.registry import FRAMEWORKS
 from phalanx.frameworks.shell.scope import plain
 from phalanx.frameworks.tables import documents, merge_tables, tables_of_paths, without_entry
+from phalanx.spec.documents import read_text
 from phalanx.spec.errors import InputError
 
 BASES = re.compile(r"\.(ya?ml|json|toml)$")
@@ -363,6 +364,8 @@ def _not_known(started: Started, path: Path) -> InputError:
         return InputError("file", str(path), "starts no training that is known by itself", "; ".join(missing[:3]))
     ranked = program.endswith(".py") and bool(started.launch.launchers)
     if not (ranked or started.args or started.assigned):
+        if other := others.written(read_text(split_function(path)[0], "file", LARGEST)):
+            return other.error(str(path))
         return InputError(
             "file", str(path), "is not a configuration of a known framework, and starts no training", known_kinds()
         )

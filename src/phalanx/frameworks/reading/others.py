@@ -3,7 +3,7 @@ others.toml."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,9 @@ class Unread:
     flags: Mapping[str, str] = field(default_factory=dict)
     keys: tuple[str, ...] = ()
     least: int = 1
+    text: str = ""
+    engine: str = ""
+    stacks: Mapping[str, str] = field(default_factory=dict)
 
     def error(self, file: str) -> InputError:
         """Return the error about such a file."""
@@ -46,15 +49,29 @@ def program(name: str, words: tuple[str, ...], args: Mapping[str, Any]) -> Unrea
     return None
 
 
+def written(text: str) -> Unread | None:
+    """Return the row of a text that starts nothing; None for one that is not listed."""
+    return next((row for row in _rows() if row.text and re.search(row.text, text)), None)
+
+
 def tables(config: Mapping[str, Any]) -> Unread | None:
     """Return the row of tables, by dotted paths of their keys; None for tables that are not listed."""
-    return next((row for row in _rows() if row.keys and sum(_has(config, k) for k in row.keys) >= row.least), None)
+    for row in _rows():
+        held = [key for key in row.keys if _at(config, key) is not _NOTHING]
+        if held and len(held) >= row.least:
+            stack = row.stacks.get(str(_at(config, f"{held[0]}.{row.engine}")))
+            return replace(row, give=row.give.replace("--stack S ", f"--stack {stack} ")) if stack else row
+    return None
 
 
-def _has(config: Mapping[str, Any], path: str) -> bool:
+_NOTHING = object()
+
+
+def _at(config: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path with dots, or _NOTHING."""
     value: Any = config
     for name in path.split("."):
         if not isinstance(value, Mapping) or name not in value:
-            return False
+            return _NOTHING
         value = value[name]
-    return True
+    return value
