@@ -604,6 +604,7 @@ def test_a_dump_of_nccl_is_read_where_it_was_pasted(tmp_path: Path, text: str) -
         (f"a\n{_DUMP[:300]}", "without its end; give all up to </system>"),
         (f'<!DOCTYPE a [<!ENTITY b "c">]>{_DUMP}', "declares a document type"),
         ("a\n<system> of ours\n", "is not a topology that Phalanx reads"),
+        ("GPU 0: NVIDIA L4 (UUID: GPU-1)\nGPU 1: NVIDIA L4 (UUID: GPU-2)\n", "lists 2 GPUs"),
     ],
 )
 def test_a_dump_that_cannot_be_taken_gets_one_line(tmp_path: Path, text: str, said: str) -> None:

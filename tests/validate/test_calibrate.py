@@ -142,6 +142,21 @@ def test_one_step_cannot_move_a_factor_far() -> None:
         ("  1%|▏         | 24/1752 [01:08<1:22:56,  2.88s/it]", 2.88),
         ("[1763]  98%|█████████▊| 1717/1752 [10:06:28<12:25, 21.30s/it]", 21.3),
         ("\r 50%|#####     | 5/10 [00:01<00:01,  4.00it/s]", 0.25),
+        (
+            "steps: 20 loss: 4.6178 iter time (s): 0.994 samples/sec: 257.601\n"
+            "rank=0 time (ms) | forward: 2785.85 | backward: 5153.22 | step: 12.50",  # of all steps since the last
+            0.994,
+        ),
+        (
+            "[Rank 0] time (ms) | fwd_microstep: 38.5 | bwd_microstep: 112.9 | step_microstep: 8.2\n"
+            "[Rank 0] time (ms) | fwd: 100.5 | bwd: 300.0 | bwd_inner: 280.0 | bwd_allreduce: 20.0 | step: 99.5",
+            0.5,
+        ),
+        (
+            "rank=0 time (ms) | forward: 27.41 | backward: 73.44 | backward_inner: 50.99 | backward_allreduce: 22.40 "
+            "| step: 72.82",
+            0.17367,
+        ),
     ],
 )
 def test_the_lines_of_frameworks(line: str, seconds: float) -> None:

@@ -82,7 +82,7 @@ def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0)
             text, last = text[matches[starts[-1]].start() :], matches[starts[-1] :]
             units = [m.lastgroup or "" for m in last]  # a bar turns from s/it to it/s
             sizes = (batch, seq, gpus)
-            times = np.array([_seconds(m[u], u, name, sizes) for m, u in zip(last, units, strict=True)])
+            times = np.array([_seconds(m[u], u, name, sizes) + _parts(m) for m, u in zip(last, units, strict=True)])
             rates = [float(m[1].replace(",", "")) for _, p in _lines("rate") for m in p.finditer(text)]
             tflops = float(np.median(rates[len(rates) // 2 :])) if rates else None
             return replace(_steady(printed_by, times), tflops=tflops, runs=len(starts))
@@ -101,6 +101,11 @@ def _starts(text: str, matches: list[re.Match[str]]) -> list[int]:
             starts.append(i)
         before = now
     return starts
+
+
+def _parts(match: re.Match[str]) -> float:
+    """Return the seconds of the parts of a step before its last."""
+    return sum(float(value) / 1e3 for name, value in match.groupdict().items() if re.fullmatch(r"ms\d", name))
 
 
 def _seconds(word: str, unit: str, name: str, sizes: tuple[int, int, int]) -> float:

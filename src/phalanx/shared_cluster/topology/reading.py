@@ -59,6 +59,10 @@ def read_topology(path: Path, field: str = "FILE", partition: str | None = None)
     if nodes := nodes_of(text, path.name, partition):
         with_gpus = [node for node in nodes if node.gpus != 0] or nodes
         return slurm.of_nodes([node.name for node in with_gpus], path.name)
+    if listed := re.findall(r"^\s*GPU \d+: (.+?) \(UUID: ", text, re.MULTILINE):
+        reason = f"lists {len(listed)} GPUs ({', '.join(sorted(set(listed)))}) and no links between them"
+        remedy = f"nvidia-smi topo -m has them; a preset of that chip takes --gpus {len(listed)}"
+        raise InputError(field, str(path), reason, remedy)
     kinds = (
         "Slurm's topology.conf, topology.yaml, scontrol show topology or nodes, sinfo; kubectl describe nodes; "
         "ibnetdiscover, iblinkinfo; nvidia-smi topo -m; rocm-smi --showtopo; NCCL_TOPO_DUMP_FILE"
