@@ -125,10 +125,6 @@ def _gpus_named(numbers: Sequence[int]) -> str:
     return f"GPU{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
 
 
-_LINKS = {"V100": 6, "V100-16GB": 6, "A100": 12, "A100-40GB": 12, "A800": 8, "H100": 18, "H800": 8, "H200": 18}
-_LINKS |= {"H20": 18, "H20-3e": 18, "B200": 18, "B300": 18, "GB200": 18, "GB300": 18}
-_LINKS |= {"MI300X": 7, "MI325X": 7, "MI350X": 7, "MI355X": 7}
-"""Chip -> links of a GPU, as the datasheets count them: with fewer, a GPU has that part of the chip's rate."""
 _SHOWN = 8
 """The most blocks of GPUs that a line names."""
 _RACKS = {"GB200": 72, "GB300": 72}
@@ -203,7 +199,7 @@ def _chip_of(device: str) -> str:
 def _host_tiers(topology: GpuTopology, chip: str | None) -> list[Tier]:
     """Return the tiers of links between a host's GPUs. `chip` None: the rate of NVLinks is arbitrary."""
     said = f"the host's topology; rate of {chip}'s datasheet"
-    rate, links = (CHIPS[chip].link_bytes_per_s, _LINKS.get(chip)) if chip else (1e12, None)
+    rate, links = (CHIPS[chip].link_bytes_per_s, CHIPS[chip].links) if chip else (1e12, 0)
     tiers = _nvlink_tiers(topology, rate, links, said)
     return tiers + _pcie_tiers(topology, tiers[-1].ranks if tiers else 1)
 
@@ -212,9 +208,9 @@ def _blocks(count: int, size: int) -> list[range]:
     return [range(start, start + size) for start in range(0, count, size)]
 
 
-def _nvlink_tiers(topology: GpuTopology, rate: float, whole: int | None, source: str) -> list[Tier]:
+def _nvlink_tiers(topology: GpuTopology, rate: float, whole: int, source: str) -> list[Tier]:
     """Return the tiers of NVLinks: the largest cliques, then the host if NVLinks connect all of it. `rate`: bytes/s
-    of a GPU with all of its links; `whole`: how many these are, None: as many as the topology has. By switches
+    of a GPU with all of its links; `whole`: how many these are, 0: as many as the topology has. By switches
     all of them reach each other GPU."""
     count = len(topology.links)
     links = np.array([[int(link[2:]) if link.startswith("NV") else 0 for link in row] for row in topology.links])
@@ -230,7 +226,7 @@ def _nvlink_tiers(topology: GpuTopology, rate: float, whole: int | None, source:
     connected = bool(reached.all())
     # Datasheet rows of cards with bridges have the rate of PCIe as their link's.
     bridged = not connected and rate <= 64e9
-    own = links.sum(axis=1).max() if bridged or whole is None or links.max() > whole else whole
+    own = links.sum(axis=1).max() if bridged or not whole or links.max() > whole else whole
     each = BRIDGE_LINK if bridged else rate / own
     parts = [_slice(b) for b in _blocks(count, inner)]
     inside = min(float(own), *(float(links[b, b].sum(axis=1).min()) for b in parts))

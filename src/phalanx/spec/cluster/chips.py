@@ -53,6 +53,8 @@ class Chip:
     """Streaming multiprocessors, or AMD's compute units, from datasheets; 8 for chips with few large matrix units,
     whose tiles are not scheduled in waves as a GPU's are."""
     bf16: bool = True
+    links: int = 0
+    """NVLinks or XGMI links, which have `link_bytes_per_s` together; 0: none, or not known."""
     memory_source: str = "nvidia-smi"
     clock: float = 1.0
     """Sustained clock relative to the generation's first chip; a fitted constant `NAME.clock` overrides it. Of TPUs:
