@@ -15,7 +15,8 @@ from phalanx.answers.diagnose import run_files
 from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import _cautions, _compared_rank, _findings, _rows
 from phalanx.answers.diagnose.planned_parts import PlannedAxis
-from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
+from phalanx.answers.diagnose.run_files import RunFiles, read_files
+from phalanx.spec import documents
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.spec.strategy.spec import Strategy
@@ -241,12 +242,12 @@ def test_delays_and_pauses_are_findings_from_two_hundredths_on(seconds: float, n
 
 
 def test_of_a_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_files, "LARGEST", 10)
+    monkeypatch.setattr(documents, "LARGEST", 10)
     for text in ("0123456789", "a 0123456789", "é 012345678"):
         (tmp_path / "a.log").write_text(text)
-        assert tail(tmp_path / "a.log") == text[-10:]
+        assert documents.read_log(tmp_path / "a.log", "log") == text[-10:]
     with pytest.raises(InputError, match="no such file"):
-        tail(tmp_path / "none.log")
+        documents.read_log(tmp_path / "none.log", "log")
 
 
 def test_words_are_seconds_rates_files_or_folders(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from phalanx.cost.analytic.chips import with_calibration
 from phalanx.cost.analytic.step import step
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import Calibration
+from phalanx.spec.documents import read_log
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import job_file
 from phalanx.spec.files import plan as plans
@@ -157,6 +158,11 @@ def test_one_step_cannot_move_a_factor_far() -> None:
             "| step: 72.82",
             0.17367,
         ),
+        ("\t Train throughput/batches_per_sec: 0.1600\n\t Train throughput/samples_per_sec: 20.4800", 6.25),
+        ("    throughput/device/tokens_per_second=8,402\n    throughput/device/batches_per_second=0.2500", 4.0),
+        ("Step 1 | loss:1.32 lr:2e-05 tokens_per_second_per_gpu:4096.0 peak_memory_reserved:55.1", 4.0),
+        ("{'loss': '1.3', 'memory/max_active (GiB)': '51.2', 'tokens_per_second_per_gpu': '4096.00'}", 4.0),
+        ("step:10 - timing_s/gen:41.2 - timing_s/update_actor:33.1 - timing_s/step:96.2 - perf/mfu/actor:0.38", 33.1),
     ],
 )
 def test_the_lines_of_frameworks(line: str, seconds: float) -> None:
@@ -177,6 +183,39 @@ def test_the_longest_bar_is_of_the_training() -> None:
     map_ = "\nMap: 100%|####| 669/669 [00:00<00:00, 3076.21 examples/s]"
     found = step_time(others + bars + others + map_, "log")
     assert (found.seconds, found.steps + found.dropped) == (pytest.approx(1.25), 10)
+
+
+_COUNTED = {
+    "stamps": "2025-03-01 10:{m:02}:{s:02},250 INFO train.py:88 step {n} loss 3.2",
+    "stamps, month first": "03/01/2025 10:{m:02}:{s:02} - INFO - __main__ - iter={n} loss=3.2",
+    "LLaMA-Factory": '{{"current_steps": {n}, "total_steps": 500, "loss": 1.6, "elapsed_time": "0:{m:02}:{s:02}"}}',
+    "ms-swift": "{{'loss': 1.6, 'global_step/max_steps': '{n}/500', 'elapsed_time': '{m}m {s}s', 'memory(GiB)': 61}}",
+}
+
+
+@pytest.mark.parametrize("line", _COUNTED.values(), ids=_COUNTED)
+@pytest.mark.parametrize("step_s", [0.25, 6.0, 45.0])
+def test_a_clock_of_lines_that_count_steps_says_how_long_one_takes(line: str, step_s: float) -> None:
+    every = max(1, round(10 / step_s))
+    at = [60 + round(n * step_s) for n in range(0, 40 * every, every)]
+    lines = [line.format(n=i * every + 1, m=seconds // 60, s=seconds % 60) for i, seconds in enumerate(at)]
+    lines = [line for line, seconds in zip(lines, at, strict=True) if seconds < 3600]
+    earlier_run = [line.format(n=300 + n, m=0, s=10 * n) for n in range(4)]
+    found = step_time("\n".join(["a banner of 2025-03-01 09:59:00", *earlier_run, *lines, "done"]), "log")
+    assert found.seconds == pytest.approx(step_s, rel=0.02)
+    assert "by the lines' clock" in found.note
+
+
+def test_a_log_s_colours_are_not_read(tmp_path: Path) -> None:
+    """As torchtitan writes them, and as a browser's copy leaves them."""
+    plain = "step: 10  loss:  8.1  memory: 55.4GiB(58%)  tps: 4,096  tflops: 200.1\n"
+    for escape in ("\x1b[", "["):
+        log = tmp_path / "run.log"
+        log.write_bytes(
+            plain.replace("tps", f"{escape}34mtps").replace("tflops", f"{escape}1;36mtflops").encode() + b"\xff"
+        )
+        found = step_time(read_log(log, "log"), "log", batch=128, seq=8192, gpus=64)
+        assert (found.seconds, found.tflops) == (4.0, 200.1)
 
 
 def test_warm_up_is_dropped_and_delays_are_counted() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from phalanx.frameworks.step_clocks import COUNT, seconds_of_steps
 from phalanx.spec.errors import InputError
 
 _UNITS = {"": 1.0, "K": 1e3, "M": 1e6}
@@ -26,7 +27,7 @@ class StepTime:
     seconds: float
     """The median of the steady steps."""
     printed_by: str
-    """The framework whose line it is."""
+    """The framework whose line it is; empty: no line has a time, and the lines' clock says it."""
     steps: int
     """Steady steps that were read."""
     dropped: int
@@ -47,10 +48,9 @@ class StepTime:
         """How the seconds were obtained, in one line."""
         late = f", {self.delayed} delayed" if self.delayed else ""
         last = f" of the last of {self.runs} runs" if self.runs > 1 else ""
-        return (
-            f"{self.seconds:.4g} s: the median of {self.steps} steps{last} as {self.printed_by} prints them, after "
-            f"{self.dropped} of warm-up{late}; ± {100 * self.spread:.1f} %"
-        )
+        of = f"steps{last} as {self.printed_by} prints them" if self.printed_by else "stretches by the lines' clock"
+        warm_up = f"after {self.dropped} of warm-up{late}"
+        return f"{self.seconds:.4g} s: the median of {self.steps} {of}, {warm_up}; ± {100 * self.spread:.1f} %"
 
 
 @cache
@@ -59,12 +59,9 @@ def _lines(of: str = "line") -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple((row["name"], re.compile(row["pattern"])) for row in rows)
 
 
-_NUMBER = re.compile(r"(?:iteration|step)[\s:\"']+(\d+)", re.IGNORECASE)
-
-
 def prints_steps(text: str) -> bool:
-    """Whether a log has a line that says how long a step took, or at which rate."""
-    return any(pattern.search(text) for _, pattern in _lines())
+    """Whether a log says how long a step took, or at which rate."""
+    return any(pattern.search(text) for _, pattern in _lines()) or bool(seconds_of_steps(text))
 
 
 def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0) -> StepTime:
@@ -86,8 +83,11 @@ def step_time(text: str, name: str, batch: int = 0, seq: int = 0, gpus: int = 0)
             rates = [float(m[1].replace(",", "")) for _, p in _lines("rate") for m in p.finditer(text)]
             tflops = float(np.median(rates[len(rates) // 2 :])) if rates else None
             return replace(_steady(printed_by, times), tflops=tflops, runs=len(starts))
-    known = ", ".join(line for line, _ in _lines())
-    raise InputError("log", name, "prints no time of a step that is known", f"known lines: {known}; or FILE=SECONDS")
+    if stretches := seconds_of_steps(text):
+        return _steady("", np.array(stretches))
+    known = ", ".join(dict.fromkeys(line for line, _ in _lines()))
+    remedy = f"known lines: {known}; or lines with a step's number and a time stamp; or FILE=SECONDS"
+    raise InputError("log", name, "prints no time of a step that is known", remedy)
 
 
 def _starts(text: str, matches: list[re.Match[str]]) -> list[int]:
@@ -95,8 +95,8 @@ def _starts(text: str, matches: list[re.Match[str]]) -> list[int]:
     starts, before = [0], -1
     for i, match in enumerate(matches):
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.end()]
-        numbers = _NUMBER.findall(line)
-        now = int(numbers[0]) if numbers else before
+        number = COUNT.search(line)
+        now = int(number[1]) if number else before
         if now < before:
             starts.append(i)
         before = now

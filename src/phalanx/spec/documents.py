@@ -6,6 +6,7 @@ import csv
 import hashlib
 import json
 import lzma
+import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +44,29 @@ def read_text(path: Path, field: str, largest: int = LARGEST) -> str:
         raise
     except ValueError as error:  # a NUL in the name
         raise InputError(field, str(path), f"is not the name of a file ({error})") from None
+
+
+_COLOURS = re.compile(r"\x1b\[[\d;]*[A-Za-z]|\[(?:\d{1,3};)*\d{1,3}m")
+"""Escapes of a terminal, as they are and as a paste leaves them."""
+
+
+def without_colours(text: str) -> str:
+    """Return a text without what colours it in a terminal."""
+    return _COLOURS.sub("", text)
+
+
+def read_log(path: Path, field: str) -> str:
+    """Return the text of a log without colours: of one too long for memory, its end; of bytes that are no UTF-8,
+    stand-ins. Raises InputError for what is no regular file."""
+    if not path.is_file():
+        return read_text(path, field)
+    try:
+        with path.open("rb") as file:
+            file.seek(-min(LARGEST, path.stat().st_size), 2)
+            content = file.read(LARGEST)
+    except OSError as error:
+        raise InputError(field, str(path), f"cannot be read ({error.strerror})") from None
+    return without_colours(content.decode("utf-8-sig", "replace").replace("\r\n", "\n"))
 
 
 def version_of(path: Path) -> tuple[int, int]:

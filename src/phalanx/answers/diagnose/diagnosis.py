@@ -16,7 +16,7 @@ from phalanx.answers.answer import Answer
 from phalanx.answers.diagnose.causes import LARGE, Cause, Evidence, causes
 from phalanx.answers.diagnose.flop_rate import FlopRate, flop_rate, seconds_at
 from phalanx.answers.diagnose.planned_parts import axis_of, planned_axes, planned_parts
-from phalanx.answers.diagnose.run_files import RunFiles, read_files, tail
+from phalanx.answers.diagnose.run_files import RunFiles, read_files
 from phalanx.answers.prediction import Prediction, prediction_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question
@@ -26,6 +26,7 @@ from phalanx.frameworks.step_logs import StepTime, prints_steps, step_time
 from phalanx.planning.explain import explanation
 from phalanx.planning.explain.traffic import SENT
 from phalanx.spec.byte_sizes import write_bytes
+from phalanx.spec.documents import read_log
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
 from phalanx.traces import failures
@@ -227,7 +228,7 @@ def _logs(files: RunFiles, question: Question | None) -> list[_Log]:
         sizes = job.global_batch, job.seq, question.gpus
     logs = []
     for file in files.logs:
-        text = tail(file)
+        text = read_log(file, "log")
         ended, time = failures.read(text), None
         if not (ended or file in files.silent) or prints_steps(text):
             time = step_time(text, str(file), *sizes)

@@ -1,5 +1,6 @@
 """A run's files, recognized by their content: traces, logs, a run's folder; and a step's seconds or rate as words."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +8,7 @@ from math import inf
 from pathlib import Path
 
 from phalanx.runs.folder import metrics
-from phalanx.spec.documents import LARGEST, read_text
+from phalanx.spec.documents import read_log
 from phalanx.spec.errors import InputError
 from phalanx.traces import kineto, memory_snapshot, nccl, nsys
 from phalanx.traces.memory_snapshot import MemoryUse
@@ -76,10 +77,10 @@ def read_files(words: Sequence[str]) -> RunFiles:
                 )
             elif _PLAN.match(head):
                 plan = plan or file
-            elif head.startswith(_GZIP) or (_JSON.match(head) and file.suffix != ".jsonl"):
+            elif head.startswith(_GZIP) or (_JSON.match(head) and not _is_lines(file, head)):
                 traces += kineto.read(file)
             elif nccl.is_log(text):
-                log = nccl.read_log(tail(file))
+                log = nccl.read_log(read_log(file, "log"))
                 ways = ", ".join(f"{count} {name}" for name, count in log.links.items())
                 notes.append(f"{file}: NCCL's connections: {ways or 'none'}")
                 logs.append(file)
@@ -136,6 +137,16 @@ _PLAN = re.compile(rb'\s*\{\s*"version"\s*:\s*\d+\s*,\s*"model"\s*:')
 _JSON = re.compile(rb'\s*(\{\s*"|\[\s*[{\]])')
 
 
+def _is_lines(file: Path, head: bytes) -> bool:
+    """Whether a file of JSON has a record on each of its lines, as logs of trainers have."""
+    first, end, _ = head.partition(b"\n")
+    try:
+        record = json.loads(first) if end else None
+    except ValueError:
+        record = None
+    return file.suffix == ".jsonl" or (isinstance(record, dict) and "traceEvents" not in record)
+
+
 def _number_ranks(traces: list[RankTrace]) -> list[RankTrace]:
     """Return several traces with a rank each, in order where none is known. Raises InputError for two of one rank."""
     known = [t.rank for t in traces if t.rank is not None]
@@ -144,12 +155,3 @@ def _number_ranks(traces: list[RankTrace]) -> list[RankTrace]:
         files = [t.file for t in traces if t.rank == twice]
         raise InputError("FILE", files[1], f"is of rank {twice}, as {files[0]} is", "give one trace of each rank")
     return [t if t.rank is not None or len(traces) == 1 else replace(t, rank=i) for i, t in enumerate(traces)]
-
-
-def tail(log: Path) -> str:
-    """Return a log's text; of a log too long for memory, its end."""
-    if not log.is_file() or log.stat().st_size <= LARGEST:
-        return read_text(log, "log")
-    with log.open("rb") as file:
-        file.seek(-LARGEST, 2)
-        return file.read().decode("utf-8", "replace")

@@ -23,7 +23,7 @@ from phalanx.cost.hardware.bent import scaled_cluster
 from phalanx.cost.step.predict import predict
 from phalanx.frameworks.step_logs import step_time
 from phalanx.spec.cluster.calibration import PARTS, Calibration
-from phalanx.spec.documents import csv_of, read_text
+from phalanx.spec.documents import csv_of, read_log, read_text
 from phalanx.spec.errors import InputError
 from phalanx.validate.calibrate import PRIORS, Fit, Floats, calibrate
 
@@ -163,7 +163,7 @@ def _run(name: str, measured: str, query: Query) -> _Run:
     exact, note = question.exact, ""
     if not seconds:
         job = exact.job if exact is not None else question.pricing.job
-        timed = step_time(read_text(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
+        timed = step_time(read_log(Path(measured), "log"), measured, job.global_batch, job.seq, question.gpus)
         seconds, note = timed.seconds, timed.note
     if exact is None:
         e, cluster = question.estimate, str(query.cluster or question.pricing.cluster.name)

@@ -4,6 +4,7 @@
 import re
 
 from phalanx.shared_cluster.topology.gpus import KINDS, GpuTopology
+from phalanx.spec.documents import without_colours
 from phalanx.spec.errors import InputError
 
 _MOST = 256  # GPUs of a host
@@ -12,7 +13,7 @@ _LINK = re.compile(rf"X|NV\d+|{'|'.join(KINDS)}")
 
 def read_matrix(text: str, file: str) -> GpuTopology:
     """Read the output of `nvidia-smi topo -m`; `file` names it in messages. Raises InputError."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in text.splitlines()]
+    lines = without_colours(text).splitlines()
     head = next(
         (i for i, line in enumerate(lines) if re.match(r"\s*GPU0\b", line) and " X " not in f" {line} "), None
     )
