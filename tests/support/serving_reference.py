@@ -118,6 +118,11 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
         while budget > 0 and queue and len(running) < spec.policy.slots:
             queue.sort(key=rank)
             s = queue[0]
+            in_use = {adapter[r.request] for r in running}
+            idle = [a for a in lru if a not in in_use]
+            if spec.adapters and adapter[s.request] not in lru and len(lru) >= spec.adapters and not idle:
+                passed.append(queue.pop(0))
+                continue
             target = int(requests.input[s.request]) + s.produced
             to_hold = length(s) if spec.policy.reserve else target
             if -(-to_hold // spec.policy.page) > len(pages.free) - growth():
@@ -125,17 +130,12 @@ def serve(spec: WorkerSpec, requests: Requests, per_step: int = 1) -> tuple[list
             queue.pop(0)
             if spec.adapters:
                 mine = adapter[s.request]
-                in_use = {adapter[r.request] for r in running}
-                if mine not in lru:
+                if mine in lru:
+                    lru.remove(mine)
+                else:
                     if len(lru) >= spec.adapters:
-                        idle = [a for a in lru if a not in in_use]
-                        if not idle:
-                            passed.append(s)
-                            continue
                         lru.remove(idle[0])
                     loading += spec.adapter_load_s
-                else:
-                    lru.remove(mine)
                 lru.append(mine)
             pages.give(s, to_hold)
             s.target, s.cached = target, reused[s.request]

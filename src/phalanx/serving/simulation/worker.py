@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from phalanx.serving.simulation.adapters import Adapters, Entry
 from phalanx.serving.simulation.deployment import WorkerSpec
 
 _POOL = 1 << 18  # the fewest draws of speculation, which requests read from different places
@@ -56,7 +57,7 @@ class Worker:
         self.spec, self.shared, self.on_first, self.on_done = spec, shared, on_first, on_done
         # A worker that only prefills generates nothing to reserve pages for.
         self.policy = spec.policy if spec.role != "prefill" else replace(spec.policy, reserve=False)
-        self.waiting: list[tuple[int, int, int]] = []  # heap of (priority, request, tokens that came with it)
+        self.waiting: list[Entry] = []  # a heap
         self.prefilling: deque[list[int]] = deque()  # [request, tokens in the cache, tokens of the prompt, group]
         self.admissions = 0
         self.decoding: dict[int, tuple[int, int, int, Any]] = {}  # request: (first step, T, steps, a or None)
@@ -66,7 +67,7 @@ class Worker:
         self.free = spec.pages
         self.need: np.ndarray[Any, Any] = np.zeros(1 << 14, np.int64)
         self.grow: np.ndarray[Any, Any] = np.zeros(1 << 14 if spec.speculation else 0, np.int64)
-        self.resident: dict[int, int] = {}  # adapters on the GPU, least recently used first; requests that use each
+        self.adapters = Adapters(spec.adapters, spec.adapter_load_s) if spec.adapters else None
         self.stalls: list[tuple[float, int]] = []  # (seconds, sequences) that waited for steps of prompts alone
         self.fresh: list[int] = []  # requests whose first token the last step computed
         self.busy = False
@@ -131,9 +132,9 @@ class Worker:
         left = [budget // spec.groups] * spec.groups
         for item in self.prefilling:
             self._cut(item, left)
-        loading, passed = 0.0, []  # type: float, list[tuple[int, int, int]]
+        loading = 0.0
         while self.waiting and (self.waiting[0][2] or left[self.admissions % spec.groups] > 0):
-            if (admissible := self._admissible(passed)) is None:
+            if (admissible := self._admissible()) is None:
                 break
             request, with_tokens, seconds = admissible
             loading += seconds
@@ -148,7 +149,6 @@ class Worker:
             self.admissions += 1
             self.prefilling.append(item)
             self._cut(item, left)
-        self._return(passed)
         return loading
 
     def _cut(self, item: list[int], left: list[int]) -> None:
@@ -194,39 +194,21 @@ class Worker:
         next_step = min(tokens + self.spec.tokens_per_sequence, s.input[request] + s.output[request] - 1)
         return max(begin, self.policy.pages_of(next_step))
 
-    def _admissible(self, passed: list[tuple[int, int, int]]) -> tuple[int, int, float] | None:
+    def _admissible(self) -> tuple[int, int, float] | None:
         """Take the first request of the queue that can begin: (request, tokens with it, seconds of loading).
 
-        A request passes others only if their adapters are missing; these are added to `passed`, to return to the
-        queue."""
+        A request passes others only if their adapters have no place."""
         running, free = len(self.prefilling) + len(self.decoding), self.free - self.growing
         while self.waiting:
             _, request, tokens = self.waiting[0]
+            if self.adapters and not self.adapters.has_place(self.shared.adapter[request]):
+                self.adapters.beside.append(heappop(self.waiting))
+                continue
             if not self.policy.admits(running, self._pages_wanted(request, tokens), free):
                 break
-            entry = heappop(self.waiting)
-            seconds = self._use_adapter(self.shared.adapter[request]) if self.spec.adapters else 0.0
-            if seconds is not None:
-                return request, tokens, seconds
-            passed.append(entry)
+            heappop(self.waiting)
+            return request, tokens, self.adapters.use(self.shared.adapter[request]) if self.adapters else 0.0
         return None
-
-    def _return(self, passed: list[tuple[int, int, int]]) -> None:
-        for entry in passed:
-            heappush(self.waiting, entry)
-
-    def _use_adapter(self, adapter: int) -> float | None:
-        """Count a request on its adapter; return the seconds of loading it, or None if all places are in use."""
-        seconds = 0.0
-        if adapter not in self.resident:
-            if len(self.resident) >= self.spec.adapters:
-                idle = next((a for a, users in self.resident.items() if not users), None)
-                if idle is None:
-                    return None
-                del self.resident[idle]
-            seconds = self.spec.adapter_load_s
-        self.resident[adapter] = self.resident.pop(adapter, 0) + 1
-        return seconds
 
     def _take(self, request: int, tokens: int, now: float) -> None:
         self.free -= self._pages_to_begin(request, tokens)
@@ -415,8 +397,7 @@ class Worker:
             self._release(request, tokens)
             self.on_done(request, now)
         elif self.spec.role == "prefill":
-            if self.spec.adapters:
-                self.resident[s.adapter[request]] -= 1
+            self._leave_adapter(request)
             self.on_first(request, now)
         else:
             self._join(request, tokens)
@@ -427,8 +408,12 @@ class Worker:
 
     def _release(self, request: int, tokens: int) -> None:
         self.free += self.policy.pages_to_begin(self.shared.input[request], self.shared.output[request], tokens)
-        if self.spec.adapters:
-            self.resident[self.shared.adapter[request]] -= 1
+        self._leave_adapter(request)
+
+    def _leave_adapter(self, request: int) -> None:
+        if self.adapters:
+            for entry in self.adapters.leave(self.shared.adapter[request]):
+                heappush(self.waiting, entry)
 
     def _make_room(self) -> None:
         """Preempt requests until there are pages for the next decoding step, and reserve them."""
