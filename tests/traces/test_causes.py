@@ -267,6 +267,21 @@ def test_words_are_seconds_rates_files_or_folders(tmp_path: Path) -> None:
     assert read_files([str(tmp_path / "a.log")]).logs == (tmp_path / "a.log",)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "is_log"),
+    [
+        ("a.jsonl", '{"step": 1}', True),  # of a run that just began: one line without its end
+        ("a.jsonl", '{"step": 1}\n{"step": 2}\n', True),
+        ("a.log", '{"step": 1}\n{"step": 2}\n', True),
+        ("a.json", '{"traceEvents": [{"ph": "X", "ts": 0, "dur": 1, "name": "n", "cat": "kernel"}]}\n', False),
+        ("a.json", '{"schemaVersion": 1,\n"traceEvents": []}\n', False),
+    ],
+)
+def test_a_file_of_json_is_a_log_or_a_trace(tmp_path: Path, name: str, text: str, is_log: bool) -> None:
+    (tmp_path / name).write_text(text)
+    assert run_files._is_lines(tmp_path / name, text.encode()) == is_log
+
+
 def test_a_runs_pauses_are_those_after_its_first_step(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         "".join(f'{{"step": {i}, "between_s": {s}}}\n' for i, s in enumerate((9.0, 1.0, 3.0, -1.0, "null", "NaN")))

@@ -68,7 +68,7 @@ def _clock(line: str) -> float | None:
     else:
         return None
     try:
-        at = datetime(int(year), int(month), int(day), *(int(part) for part in clock))
+        at = datetime.fromisoformat(f"{year}-{month}-{day}T{':'.join(clock)}")
     except ValueError:  # no such day
         return None
     return (at - datetime(1970, 1, 1)).total_seconds() + float(f"0.{fraction or 0}")

@@ -202,7 +202,7 @@ class Worker:
         while self.waiting:
             _, request, tokens = self.waiting[0]
             if self.adapters and not self.adapters.has_place(self.shared.adapter[request]):
-                self.adapters.beside.append(heappop(self.waiting))
+                self.adapters.passed.append(heappop(self.waiting))
                 continue
             if not self.policy.admits(running, self._pages_wanted(request, tokens), free):
                 break
