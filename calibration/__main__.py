@@ -23,8 +23,8 @@ from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LAUNCHES, LEFT_OUT, MEASURED, family, fitted, free, timed
-from calibration.intervals import Ratio, ratios
-from calibration.intervals import fitted as interval_of
+from calibration.intervals import coverage, coverage_by_group, held, runs
+from calibration.intervals import intervals as intervals_of
 from calibration.intervals import rows as rows_of_intervals
 from calibration.write import rounded, save, write, write_left_out
 from phalanx.cost.analytic.fitted_constants import fitted_constants
@@ -120,17 +120,17 @@ def show(rows: Mapping[str, Mapping[str, float]], note: str = "") -> None:
 
 
 def intervals() -> None:
-    """Show the interval of each kind of prediction, with what it holds of families left out, and write them."""
-    by_kind: dict[str, list[Ratio]] = {}
-    for ratio in ratios(cases(rows_of_intervals())[0]):
-        by_kind.setdefault(ratio.kind, []).append(ratio)
+    """Show what the intervals of predictions hold of publications left out, and each kind's; write them."""
+    published = runs(cases(rows_of_intervals())[0])
+    inside = held(published)
+    weighed, alike = coverage(published, inside), np.mean(inside)
+    print(f"publications left out in turn: {weighed:.0%} inside, {alike:.0%} of all runs")
+    for group, (n, share) in coverage_by_group(published, inside).items():
+        print(f"  {group:32s} {n:5d} runs  {share:.0%}")
     content = {}
-    for kind, values in sorted(by_kind.items()):
-        (low, high, holds), families = interval_of(values), len({r.family for r in values})
-        print(
-            f"{kind:34s} {len(values):5d} runs of {families:2d} families  {low:.3f} to {high:.3f}  holds {holds:.0%}"
-        )
-        content[kind] = rounded({"low": low, "high": high}) | {"runs": len(values), "families": families}
+    for kind, i in intervals_of(published).items():
+        print(f"{kind:50s} {i.runs:5d} runs of {i.publications:2d} publications  {i.low:.3f} to {i.high:.3f}")
+        content[kind] = rounded({"low": i.low, "high": i.high}) | {"runs": i.runs, "publications": i.publications}
     save(INTERVALS, content)
 
 

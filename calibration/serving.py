@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from calibration.intervals import Ratio
-from calibration.intervals import fitted as interval_of
+from calibration.quantiles import Ratio
+from calibration.quantiles import fitted as interval_of
 from calibration.robust import minimise
 from calibration.write import rounded, save
 from phalanx.serving.cost import engines

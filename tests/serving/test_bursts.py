@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.in_process_cli import json_of
 
-from calibration.intervals import Ratio, fitted
+from calibration.quantiles import Ratio, fitted
 from calibration.serving import FAMILIES, HOLDS, ratios
 from phalanx import serve_plan
 from phalanx.serving import likely

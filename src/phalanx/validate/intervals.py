@@ -1,11 +1,12 @@
-"""The interval of a predicted step time, which held four of five published runs of its kind.
+"""The interval of a predicted step time: where a run of a further publication lies, at 80 %.
 
-Each run is predicted with constants fitted without its family, where such constants exist; families that were never
-fitted are predicted with all. `python -m calibration --intervals` writes quantiles of measured / predicted times by
-kind (calibration/intervals.py), which bound a prediction.
+Each published run is predicted with constants fitted without its family; families that were never fitted are
+predicted with all. `python -m calibration --intervals` writes by kind what bounds measured / predicted times
+(calibration/intervals.py): the fewer publications have runs of a kind, the wider it is.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -20,9 +21,9 @@ from phalanx.spec.number_formats import NUMBER_FORMATS
 
 FILE = Path(__file__).parent / "data" / "intervals.json"
 SHARE = 0.8
-"""Share of a kind's runs that an interval holds."""
-DENSE, EXPERTS, MIXED, ADAPTERS = "dense models", "experts", "layers of several kinds", "adapters"
-TRAINERS = "people's own, of transformers' models"
+"""Share of the runs of a further publication that an interval holds."""
+DENSE, EXPERTS = "dense models", "experts, or layers of several kinds"
+TRAINERS = "adapters, or people's own of transformers' models"
 _TRAINERS = {"accelerate", "deepspeed"}
 """Stacks on whose runs no constant is fitted: people posted them (records.RUNS_OWN)."""
 NARROW, GENERIC, DATASHEET = "8 bits or less", "priced as a generic stack", "priced from a datasheet"
@@ -34,16 +35,17 @@ WAITING, WAITS = "steps that wait for launches", 0.15
 
 @dataclass(frozen=True)
 class Interval:
-    """Factors of a predicted time between which `SHARE` of the measured ones of its kind lie."""
+    """Factors of a predicted time between which a measured one of its kind lies, at `SHARE`."""
 
     kind: str
     low: float
     high: float
     runs: int
-    families: int
+    publications: int
 
     def __str__(self) -> str:
-        return f"{SHARE:.0%} of {self.runs:,} published runs ({self.kind})"
+        sources = "one publication" if self.publications == 1 else f"{self.publications} publications"
+        return f"{SHARE:.0%}, from {self.runs:,} runs of {sources} ({self.kind})"
 
 
 def kinds_of_step(
@@ -58,9 +60,9 @@ def kinds_of_step(
     """Return the kinds that a predicted step belongs to. `launches`: the share of the step in which the GPU waits for
     launches; `narrow`: products in 8 bits or less; `trainer`: whether one of `_TRAINERS` runs it."""
     mixed = bool(model.pattern) or (model.latent is not None and model.latent.index is not None)
-    layers = ADAPTERS if adapters else MIXED if mixed else EXPERTS if model.experts else DENSE
+    layers = EXPERTS if mixed or model.experts else DENSE
     each = ((NARROW, narrow), (GENERIC, generic and not trainer), (DATASHEET, datasheet))
-    first = WAITING if launches > WAITS else TRAINERS if trainer else layers
+    first = WAITING if launches > WAITS else TRAINERS if trainer or adapters else layers
     return (first, *(name for name, holds in each if holds))
 
 
@@ -74,9 +76,18 @@ def _table() -> dict[str, Interval]:
     return {kind: Interval(kind, **fields) for kind, fields in json.loads(FILE.read_text()).items()}
 
 
-def widest_interval(of: Iterable[str]) -> Interval:
-    """Return the widest interval of a prediction's kinds."""
-    return max((_table()[kind] for kind in of), key=lambda i: i.high / i.low)
+def combined(of: Iterable[Interval]) -> Interval:
+    """Return the interval of a prediction of several kinds: the widest of what is run, and added to it what is not
+    known of the stack and the chip. These err for reasons of their own, so that deviations add as squares."""
+    every = sorted(of, key=lambda i: i.low / i.high)
+    run = next((i for i in every if i.kind not in (GENERIC, DATASHEET)), None)
+    parts = [i for i in every if i is run or i.kind in (GENERIC, DATASHEET)]
+    if len(parts) == 1:
+        return parts[0]
+    low = math.hypot(*(max(0.0, -math.log(i.low)) for i in parts))
+    high = math.hypot(*(max(0.0, math.log(i.high)) for i in parts))
+    kinds = "; ".join(i.kind for i in parts)
+    return Interval(kinds, math.exp(-low), math.exp(high), parts[0].runs, parts[0].publications)
 
 
 def interval_of(
@@ -88,7 +99,8 @@ def interval_of(
     generic = not _with_runs().intersection(priced_stack(stack).lineage)
     narrow = NUMBER_FORMATS[products].narrow
     datasheet, trainer = not has_runs(device), is_trainer_stack(stack)
-    return widest_interval(kinds_of_step(model, launches, adapters, narrow, generic, datasheet, trainer))
+    kinds = kinds_of_step(model, launches, adapters, narrow, generic, datasheet, trainer)
+    return combined(_table()[kind] for kind in kinds)
 
 
 def has_runs(device: str) -> bool:
