@@ -41,7 +41,9 @@ def test_silence_is_broken(capsys: pytest.CaptureFixture[str]) -> None:
         until("working: ")
         announce("measuring ... (1 of 2)")
         announce("reading ...")
+        begun = time.monotonic()
         until("reading: ", 2)
+        assert time.monotonic() - begun >= 2 * terminal._SILENT_S
     assert said.splitlines()[0].startswith("working: ")
     assert "measuring: " not in said  # what was said last goes on
     assert all(line.endswith(" s so far ...") for line in said.splitlines() if ": " in line)

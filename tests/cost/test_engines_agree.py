@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -42,6 +43,20 @@ def test_a_step_at_each_level_of_zero(zero: int) -> None:
     line = f"dp=64,zero={zero}"
     exact = predict(_model("llama3-8b"), DGX, JOB, Strategy(**parse(line))).step_time_s
     assert float(_estimate(line, "phalanx").seconds) == pytest.approx(exact, rel=0.05)
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "mixtral-8x7b", "deepseek-v2-lite"])
+@pytest.mark.parametrize("gather", ["compute", "float8"])
+def test_the_memory_of_a_strategy(model: str, gather: Literal["compute", "float8"]) -> None:
+    """With products in 8 bits, so that shards of ZeRO-3 may be gathered in 8 bits too."""
+    job = Job(512, 2048, Precision("bfloat16", products="float8", gather=gather))
+    lines = ["dp=64,zero=3", "dp=16,tp=4,sp=1,zero=3", "dp=16,cp=4,zero=3", "dp=16,tp=4,sp=1,zero=1"]
+    lines += ["dp=64,zero=0", "dp=64,zero=2", "dp=8,pp=4,tp=2,zero=1"] * (gather == "compute")
+    lines += ["dp=64,ep=8,zero=3"] * bool(_model(model).experts)
+    pricing = Pricing(_model(model), DGX, job, "phalanx")
+    for s in (Strategy(**parse(line)) for line in lines):
+        (searched,), exact = price(pricing, [s]), predict(_model(model), DGX, job, s)
+        assert searched.bytes_ == pytest.approx(exact.memory_bytes, rel=0.065), s
 
 
 @pytest.mark.parametrize(("op", "ranks"), [("reduce_scatter", 16), ("reduce_scatter", 64), ("all_reduce", 64)])

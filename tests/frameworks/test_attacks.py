@@ -26,6 +26,7 @@ from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
 from phalanx.shared_cluster.placement.answer import torchrun
 from phalanx.shared_cluster.topology import hostlist, slurm
+from phalanx.spec.documents import require_finite
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan
 from phalanx.spec.files.job_file import build
@@ -250,3 +251,15 @@ def _ran(script: str) -> bool:
 
 def test_the_check_itself_sees_a_command_that_runs() -> None:
     assert _ran("vllm serve $(touch run)")
+
+
+def test_what_a_document_refers_to_is_counted_as_often_as_it_does() -> None:
+    nine: list[object] = ["x"] * 9
+    for _ in range(5):
+        nine = [nine] * 9
+    require_finite({"a": nine})  # 600,000 values
+    with pytest.raises(ValueError, match="more than 1,000,000 values"):
+        require_finite({"a": [nine, nine]})
+    nine.append({"b": nine})
+    with pytest.raises(ValueError, match="holds itself"):
+        require_finite(nine)

@@ -96,6 +96,7 @@ def test_tp_is_tried_with_the_sequence_parallelism_that_the_file_asks_for(expert
         (experts / "again.sh").write_text((experts / "run.sh").read_text() + flag)
         tried = json_of(experts, "plan --from again.sh --cluster dgx-h200 --json --try", "tp=2+ep=8")
         assert ("sequence parallelism" in tried["changes"][0]["reason"]) is refused
+        assert ("sp=1" in tried["changes"][0]["strategy"].split(",")) is not refused
 
 
 def test_a_field_that_the_file_leaves_to_follow_another_follows_it(experts: Path) -> None:

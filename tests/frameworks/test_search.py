@@ -76,6 +76,7 @@ def test_what_is_left_out_is_refused(stack: str) -> None:
         "virtual=1, schedule in (1f1b, interleaved)",
         "tp*cp = 4 and pp>1",
         "recompute=block:*, dp%2=0",
+        "chunks in (2, 8), virtual>1, tp_cp=2, replicas<8",
     ],
 )
 def test_conditions_hold_of_all_that_is_found(line: str) -> None:

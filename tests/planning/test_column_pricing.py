@@ -157,6 +157,7 @@ def test_what_is_known_before_changes_no_answer(model, nodes, batch, seq, kinds)
     again = branch_and_bound.explore(here, 8 * nodes, options, keep=60, hints=known)
     best, same = (np.sort(e.seconds)[:60].tolist() for e in (found, again))
     assert best == same
+    assert again.priced < found.priced
     for kind in set(found.family):
         assert again.seconds[again.family == kind].min() == found.seconds[found.family == kind].min()
 

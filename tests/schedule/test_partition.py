@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from phalanx.schedule.partition import balance, search
 from phalanx.schedule.partition.balance import MemoryLimits, Units, explain, partition
-from phalanx.schedule.partition.bound import packed_bound
+from phalanx.schedule.partition.bound import ROOM, packed_bound
 from phalanx.schedule.pipeline.actions import round_robin, v_shape
 from phalanx.spec.errors import InputError
 
@@ -230,6 +230,14 @@ def test_bound_of_kinds_is_the_best_packing(blocks: list[int], taken: list[int])
     best = min(map(max, loads))
     assert packed_bound(np.array(blocks), taken, 0, 100) == best
     assert packed_bound(np.array(blocks), taken, 0, best - 1) == best - 1
+
+
+def test_too_many_kinds_have_no_bound() -> None:
+    """Counts of all kinds but the most frequent: 17 x 17 of three kinds, 18 x 18 of these with a block more of each."""
+    assert 17 * 17 <= ROOM < 18 * 18
+    for each, bounded in ((16, True), (17, False)):
+        blocks = np.array([2] * 20 + [3] * each + [7] * each)
+        assert (packed_bound(blocks, [0, 0], 1, 1000) > 1) is bounded
 
 
 def test_memory_moves_blocks_off_the_first_ranks() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,14 @@ def test_what_no_module_computes_is_refused_in_a_dense_model_too(field: dict[str
     model, _ = make_model({"preset": "llama2-7b", **field}, Path())
     with pytest.raises(InputError, match="the runtime has no module for it"):
         require_modules(model)
+
+
+def test_one_expert_without_weights_is_one_that_no_module_computes() -> None:
+    model, _ = make_model({"preset": "mixtral-8x7b"}, Path())
+    assert model.experts is not None
+    require_modules(model)
+    with pytest.raises(InputError, match="experts without weights"):
+        require_modules(replace(model, experts=replace(model.experts, identity=1)))
 
 
 def test_models_are_shown(tmp_path: Path) -> None:

@@ -56,6 +56,9 @@ def test_parts_of_a_timeline_are_the_seconds_of_their_spans(tmp_path: Path, seed
     own = breakdown(trace, lambda call: call.group)
     assert own.parts == pytest.approx({name: s for name, s in parts.items() if s})
     assert (own.rank, own.steps) == (3, 1)
+    kinds = {"wait": "waiting", "all_reduce": "communication", "copying": "memory"}
+    counts = Counter(kinds.get(e["args"]["op"], e["args"]["op"]) for e in events)
+    assert own.counts == counts | {"forward attention": 0, "backward attention": 0}
     assert own.step_s == pytest.approx(sum(own.parts.values()))
     for axis, use in own.axes.items():
         if calls[axis]:
