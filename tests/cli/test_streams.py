@@ -132,6 +132,15 @@ def test_a_number_of_no_usual_size_is_answered_or_refused(tmp_path: Path, words:
         assert err.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.parametrize("words", ["tables memory --params 7B", "tables memory --params 7B --json"])
+def test_who_reads_no_more_ends_a_command_in_silence(tmp_path: Path, words: str) -> None:
+    """As `phalanx tables models | head -1`; here the reader has ended before the first line comes."""
+    line = f"({sys.executable} -m phalanx {words} 2> said; echo $? > code) | true"
+    done = subprocess.run(["/bin/sh", "-c", line], cwd=tmp_path, capture_output=True, check=False)
+    assert (done.stderr, (tmp_path / "code").read_text()) == (b"", "0\n")
+    assert all(said.startswith("note: ") for said in (tmp_path / "said").read_text().splitlines())
+
+
 def test_an_answer_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     assert "is not finite" in phalanx(tmp_path, "tables scaling --params 1e308 --gpus 8 --tokens 1B")[2]
     assert "more than 63 bits" in error_of(tmp_path, "collectives table --ranks 9223372036854775808")

@@ -161,6 +161,7 @@ def test_requests_come_and_go() -> None:
         held = [scheduler.cache_seat(slot) for slot in batch.slots]
         for owned in ([page for of in held for page in of.pages], [of.seat for of in held]):
             assert len(owned) == len(set(owned))
+        assert all(0 <= of.seat < scheduler.seats for of in held)
         said.append([(s.request, s.past, s.new, s.samples) for s in batch.slots])
         scheduler.advance(batch, {s.request: 9 for s in batch.slots if s.samples})
         step += 1

@@ -233,7 +233,7 @@ def test_bound_of_kinds_is_the_best_packing(blocks: list[int], taken: list[int])
 
 
 def test_too_many_kinds_have_no_bound() -> None:
-    """Counts of all kinds but the most frequent: 17 x 17 of three kinds, 18 x 18 of these with a block more of each."""
+    """Of three kinds, 17 x 17 counts of all but the most frequent; 18 x 18 with a block more of each."""
     assert 17 * 17 <= ROOM < 18 * 18
     for each, bounded in ((16, True), (17, False)):
         blocks = np.array([2] * 20 + [3] * each + [7] * each)

@@ -40,8 +40,10 @@ class OneLineErrors(LazyGroup):
             else:
                 announce(f"error: {_one_line(error, words)}")
             code = WRONG_INPUT
-        except BrokenPipeError:  # whoever read the output has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        except SystemExit as ended:
+            if not isinstance(ended.__context__, BrokenPipeError):
+                raise
+            # Whoever read the output has seen enough, which typer takes for a failure.
             code = DONE
         except OSError as error:  # the disk behind stdout is full
             announce(f"error: {os_error_words(error)}")

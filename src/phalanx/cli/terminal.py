@@ -186,13 +186,20 @@ def console() -> Console:
                 for text, style, control in screen.render(one, options):
                     yield Segment(printable(text), style, control)
 
-    class Screen(Console):
+    class Piped(Console):
+        """A console whose reader may leave."""
+
+        def on_broken_pipe(self) -> None:
+            """Leave the end of the command to its caller; rich would exit with code 1."""
+            raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    class Screen(Piped):
         """A console that fits tables."""
 
         def print(self, *objects: Any, **options: Any) -> None:
             """Print as a console does; a table alone is fitted."""
             if len(objects) == 1 and isinstance(objects[0], Table) and not options:
-                plain = Console(width=self.width, file=self.file, markup=False, emoji=False)
+                plain = Piped(width=self.width, file=self.file, markup=False, emoji=False)
                 plain.push_render_hook(Printable())
                 print_fitted(plain, objects[0])
             else:
