@@ -23,7 +23,7 @@ from calibration import links as link_constants
 from calibration import memory
 from calibration.fit import Data, Free, descend, fit, offsets_of
 from calibration.free_constants import LAUNCHES, LEFT_OUT, MEASURED, family, fitted, free, timed
-from calibration.intervals import coverage, coverage_by_group, held, runs
+from calibration.intervals import coverage, coverage_by_group, first_predictions, held, runs
 from calibration.intervals import intervals as intervals_of
 from calibration.intervals import rows as rows_of_intervals
 from calibration.write import rounded, save, write, write_left_out
@@ -121,7 +121,7 @@ def show(rows: Mapping[str, Mapping[str, float]], note: str = "") -> None:
 
 def intervals() -> None:
     """Show what the intervals of predictions hold of publications left out, and each kind's; write them."""
-    published = runs(cases(rows_of_intervals())[0])
+    published = runs(cases(rows_of_intervals())[0]) + first_predictions()
     inside = held(published)
     weighed, alike = coverage(published, inside), np.mean(inside)
     print(f"publications left out in turn: {weighed:.0%} inside, {alike:.0%} of all runs")

@@ -10,7 +10,8 @@ beside K, so that Student's distribution bounds it, not the normal one:
 
     m +- h sqrt(1 + 1/K) t[(1 + share) / 2, K - 1] / z[(1 + share) / 2]
 
-What intervals hold is examined on each publication in turn, by those that the others give.
+What intervals hold is examined on each publication in turn, by those that the others give. Formulas were written with
+most of them in view: `FIRST` are runs that were predicted before any of their publication had been seen.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from phalanx.validate.intervals import (
     GENERIC,
     NARROW,
     SHARE,
+    TRAINED_EXPERTS,
+    TRAINERS,
     Interval,
     combined,
     has_runs,
@@ -40,7 +43,7 @@ from phalanx.validate.intervals import (
     kinds_of_step,
 )
 from phalanx.validate.prediction_error import kinds_of, launch_shares, left_out_constants, predicted_columns
-from phalanx.validate.records import RUNS, RUNS_2026, RUNS_OWN, Row, load
+from phalanx.validate.records import FIRST, RUNS, RUNS_2026, RUNS_OWN, Row, load
 from phalanx.validate.stacks import PricingStack, generic_stack
 from phalanx.validate.systems import description
 
@@ -63,6 +66,21 @@ def publication(row: Row) -> str:
     return source.split()[0] if source.startswith("github:") else row.family
 
 
+def first_predictions() -> list[Run]:
+    """Return the runs of `FIRST`, with their predictions of that day."""
+    rows = load(FIRST, ("id", "source", "kinds", "measured_s", "predicted_s"))
+    return [
+        Run(
+            publication(row),
+            tuple(row["kinds"].split("; ")),
+            tuple(row["groups"].split("; ")),
+            math.log(float(row["measured_s"]) / float(row["predicted_s"])),
+            {},
+        )
+        for row in rows
+    ]
+
+
 @dataclass(frozen=True)
 class Run:
     """A timed run and its log ratios of measured over predicted seconds."""
@@ -78,13 +96,12 @@ class Run:
 
     def samples(self) -> Iterator[tuple[str, float]]:
         """Yield the kinds that the run says something about, each with its log ratio."""
-        generic = GENERIC in self.kinds
-        for kind in self.kinds:
-            if not generic and kind not in self.as_if:
-                yield kind, self.error
-        for kind, error in self.as_if.items():
-            if not generic or kind == GENERIC:
-                yield kind, error
+        own = (GENERIC,) if GENERIC in self.kinds else self.kinds
+        yield from ((kind, self.as_if.get(kind, self.error)) for kind in own)
+        if TRAINERS in own:
+            yield TRAINED_EXPERTS, self.error
+        if GENERIC not in self.kinds:
+            yield from ((kind, error) for kind, error in self.as_if.items() if kind not in self.kinds)
 
 
 def _seconds(timed: Sequence[Case], shared: bool = False) -> list[float]:

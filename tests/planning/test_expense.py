@@ -121,7 +121,7 @@ def test_tokens_are_priced_and_asserted(tmp_path: Path) -> None:
     asked = (*_LINE, "--strategy", "tp=8,zero=1", "--tokens", "300B", "--rates", "grid=SWE")
     code, out, err = command(tmp_path, "predict", *asked, "--assert", "money<1USD, energy<20MWh, carbon<1t")
     assert code == 1
-    assert err.splitlines() == ["failed: money<1USD: expense.money is 3.558e+04 (3.191e+04 to 4.252e+04 likely)"]
+    assert err.splitlines() == ["failed: money<1USD: expense.money is 3.558e+04 (3.182e+04 to 4.216e+04 likely)"]
     assert "300B tokens: " in out
     assert "Our World in Data" in out
     code, _, err = command(tmp_path, "predict", *asked, "--assert", "energy<3min")

@@ -15,6 +15,7 @@ from calibration.intervals import (
     Run,
     coverage,
     coverage_by_group,
+    first_predictions,
     held,
     interval,
     publication,
@@ -30,7 +31,7 @@ from phalanx.validate.from_row import cases
 
 @pytest.fixture(scope="module")
 def published() -> list[Run]:
-    return runs(cases(rows())[0])
+    return runs(cases(rows())[0]) + first_predictions()
 
 
 def test_shipped_intervals_are_those_of_the_published_runs(published: list[Run]) -> None:
@@ -43,10 +44,27 @@ def test_shipped_intervals_are_those_of_the_published_runs(published: list[Run])
 
 def test_intervals_hold_their_share_of_publications_left_out(published: list[Run]) -> None:
     inside = held(published)
-    assert len({run.publication for run in published}) >= 18
-    assert intervals.SHARE - 0.04 <= coverage(published, inside) <= intervals.SHARE + 0.06
+    assert len({run.publication for run in published}) >= 22
+    assert intervals.SHARE - 0.04 <= coverage(published, inside) <= intervals.SHARE + 0.04
     for group, (_, share) in coverage_by_group(published, inside).items():
-        assert share >= 0.69, group
+        assert share >= 0.7, group
+
+
+def test_first_predictions_are_of_kinds_that_a_prediction_has() -> None:
+    first = first_predictions()
+    shipped = json.loads(intervals.FILE.read_text())
+    assert len(first) == 25
+    assert {kind for run in first for kind in run.kinds} <= shipped.keys()
+    halo = [run for run in first if run.publication == "github:whitecircle/halo"]
+    assert [round(math.exp(run.error), 2) for run in halo] == [2.53, 3.27, 3.07, 2.52, 0.76, 0.84, 0.88, 1.89, 1.01]
+
+
+def test_experts_under_people_s_own_scripts_are_taken_from_those_without_too() -> None:
+    dense = Run("a", (intervals.TRAINERS,), (), 0.1, {})
+    experts = Run("b", (intervals.TRAINED_EXPERTS,), (), 0.9, {})
+    found = intervals_of([dense, experts])
+    assert found[intervals.TRAINERS].runs == 1
+    assert found[intervals.TRAINED_EXPERTS].runs == 2
 
 
 def test_no_run_that_constants_were_fitted_on_is_in_an_interval() -> None:
@@ -146,7 +164,7 @@ def test_kinds_are_of_layers_launches_and_what_is_priced_from_less(model: str, l
     for launches, adapters, first in (
         (0.0, False, layers),
         (intervals.WAITS, False, layers),
-        (intervals.WAITS, True, intervals.TRAINERS),
+        (intervals.WAITS, True, intervals.TRAINED_EXPERTS if spec.experts else intervals.TRAINERS),
         (intervals.WAITS + 1e-9, False, intervals.WAITING),
         (1.0, True, intervals.WAITING),
     ):

@@ -24,6 +24,8 @@ SHARE = 0.8
 """Share of the runs of a further publication that an interval holds."""
 DENSE, EXPERTS = "dense models", "experts, or layers of several kinds"
 TRAINERS = "adapters, or people's own of transformers' models"
+TRAINED_EXPERTS = "experts in adapters, or in people's own of transformers' models"
+"""Taken from those without experts too: few publications time them."""
 _TRAINERS = {"accelerate", "deepspeed"}
 """Stacks on whose runs no constant is fitted: people posted them (records.RUNS_OWN)."""
 NARROW, GENERIC, DATASHEET = "8 bits or less", "priced as a generic stack", "priced from a datasheet"
@@ -61,8 +63,9 @@ def kinds_of_step(
     launches; `narrow`: products in 8 bits or less; `trainer`: whether one of `_TRAINERS` runs it."""
     mixed = bool(model.pattern) or (model.latent is not None and model.latent.index is not None)
     layers = EXPERTS if mixed or model.experts else DENSE
+    tuned = TRAINED_EXPERTS if model.experts else TRAINERS
     each = ((NARROW, narrow), (GENERIC, generic and not trainer), (DATASHEET, datasheet))
-    first = WAITING if launches > WAITS else TRAINERS if trainer or adapters else layers
+    first = WAITING if launches > WAITS else tuned if trainer or adapters else layers
     return (first, *(name for name, holds in each if holds))
 
 

@@ -16,6 +16,8 @@ RUNS = FOLDER / "training_runs.csv"
 RUNS_2026 = FOLDER / "training_runs_2026.csv"
 RUNS_OWN = FOLDER / "training_runs_own.csv"
 """Runs that people posted of their own machines and scripts; few are tuned."""
+FIRST = FOLDER / "first_predictions.csv"
+"""Runs with what was predicted of them before any run of their publication had been seen."""
 COLLECTIVES = FOLDER / "collectives.csv"
 SMALL_RUNS = FOLDER / "megatron_ci_memory.csv"
 GIB = 2**30
