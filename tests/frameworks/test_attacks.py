@@ -24,7 +24,7 @@ from phalanx.frameworks.writing.script import comment, words
 from phalanx.frameworks.writing.yaml import document as yaml_of
 from phalanx.serving import plan_file as serving
 from phalanx.serving.answer import launch, manifest
-from phalanx.shared_cluster.placement.answer import torchrun
+from phalanx.shared_cluster.placement.launch import torchrun
 from phalanx.shared_cluster.topology import hostlist, slurm
 from phalanx.spec.documents import require_finite
 from phalanx.spec.errors import InputError

@@ -378,7 +378,7 @@ def test_the_command_places_and_compares(plan):
 @pytest.mark.parametrize(
     ("free", "what"),
     [
-        ('{"free": {"node0": "0-7"}}', "has 8 free GPUs, but"),
+        ('{"free": {"node0": "0-7"}}', "8 GPUs are free, but dp=16,zero=1 has 16 ranks"),
         ('{"free": {"nodd1": "0-7"}}', "did you mean node1"),
         ('{"free": {"node0": "0-8"}}', "is not a GPU of a node, which has 0 to 7"),
         ('{"free": {"node0": "a"}}', "does not list GPUs"),

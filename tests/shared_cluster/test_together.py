@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.in_process_cli import error_of, json_of, phalanx
 
+from phalanx.shared_cluster.placement import free_gpus
 from phalanx.shared_cluster.placement.answer import job_of_plan
 from phalanx.shared_cluster.placement.together import placed_together
 
@@ -68,7 +69,7 @@ def test_no_way_to_deal_whole_nodes_is_better(folder: Path, oversubscription: in
     table = {"free": {"n[1-6]": "0-7"}, "nodes": "n[1-6]", "leaves": leaves, "oversubscription": oversubscription}
     (folder / "six.json").write_text(json.dumps(table))
     jobs = [job_of_plan(folder / name, None, None) for name in ("2.json", "3.json")]
-    ours = placed_together(jobs, folder / "six.json")
+    ours = placed_together(jobs, free_gpus.read(folder / "six.json", jobs[0].cluster))
     t = ours.answers[0].free.topology
     gpus = [np.flatnonzero(t.host == host) for host in range(6)]
     best = np.inf
@@ -83,7 +84,7 @@ def test_no_way_to_deal_whole_nodes_is_better(folder: Path, oversubscription: in
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("3.json", "3.json", "3.json"), "has 56 free GPUs, but 3 jobs have 72 ranks; place fewer of them"),
+        (("3.json", "3.json", "3.json"), "56 GPUs are free, but 3 jobs have 72 ranks; place fewer of them\n"),
         (("2.json",) * 17, "17: plans are more than are placed at once, 16; place some of them"),
     ],
 )
@@ -103,9 +104,24 @@ def test_files_that_name_gpus_need_to_know_which_are_free(folder: Path) -> None:
     node = "NodeName={} Gres=gpu:8 State=MIXED CfgTRES=gres/gpu=8 AllocTRES=gres/gpu={}\n"
     (folder / "counted.txt").write_text("".join(node.format(f"n{i}", used) for i, used in ((1, 0), (2, 4), (3, 4))))
     words = ("cluster", "place", "2.json", "--free", "counted.txt", "--no-search")
+    assumed = "assumed: n[2-3]: the last GPUs are free; how many is said, and not which"
     code, _, err = phalanx(folder, *words)
     assert code == 0
-    assert "assumed: n[2-3]: the last GPUs are free; how many is said, and not which" in err
-    said = error_of(folder, *words, "--for", "slurm", "--out", "named")
-    assert "it is not said which GPUs of n[2-3] are free" in said
-    assert "scontrol -d show nodes" in said
+    assert assumed in err
+    code, _, err = phalanx(folder, *words, "--for", "slurm", "--out", "named")
+    assert code == 2
+    assert assumed in err
+    assert "it is not said which GPUs of n[2-3] are free" in err
+    assert "scontrol -d show nodes" in err
+
+
+def test_notes_on_nodes_come_before_a_refusal_and_not_in_its_remedy(folder: Path) -> None:
+    node = "NodeName={} Gres=gpu:8 State={} CfgTRES=gres/gpu=8\n"
+    (folder / "down.txt").write_text(node.format("n1", "IDLE") + node.format("n2", "DOWN"))
+    for plans in (("2.json",), ("2.json", "3.json")):
+        code, _, err = phalanx(folder, "cluster", "place", *plans, "--free", "down.txt")
+        *notes, error = err.splitlines()
+        assert code == 2
+        assert any("n2" in note for note in notes)
+        assert error.startswith("error: --free: 8 GPUs are free, but ")
+        assert "n2" not in error

@@ -19,7 +19,7 @@ from support.openapi import violations
 
 from phalanx.frameworks.launchers.export import documents
 from phalanx.planning.lookup import require_plausible
-from phalanx.shared_cluster.placement import answer, free_gpus
+from phalanx.shared_cluster.placement import free_gpus, launch
 from phalanx.shared_cluster.topology import gpus, ibnetdiscover, link_matrix, nccl_xml, reading, slurm
 from phalanx.shared_cluster.topology.reading import read_topology
 from phalanx.spec.cluster.presets import preset
@@ -329,7 +329,7 @@ _RULES = {
 
 def test_kueue_documents_follow_their_published_schemas():
     text = documents(
-        answer.topology("gang"), answer.resource_flavor("gang", "NVIDIA-H100-80GB-HBM3"), answer.job("gang", 4, 8, 1)
+        launch.topology("gang"), launch.resource_flavor("gang", "NVIDIA-H100-80GB-HBM3"), launch.job("gang", 4, 8, 1)
     )
     topology, flavor, job = yaml.safe_load_all(text)
     for document in (topology, flavor):
@@ -337,7 +337,7 @@ def test_kueue_documents_follow_their_published_schemas():
     hosts = [level["nodeLabel"] for level in topology["spec"]["levels"]]
     annotations = job["spec"]["template"]["metadata"]["annotations"]
     assert annotations == {"kueue.x-k8s.io/podset-required-topology": hosts[0]}
-    assert "preferred" in json.dumps(answer.job("gang", 4, 8, 2))
+    assert "preferred" in json.dumps(launch.job("gang", 4, 8, 2))
     schema = _SCHEMAS["kueue.x-k8s.io/v1beta2 Topology"]
     wrong = [{"label": "x"}], [{"nodeLabel": _HOST}, {"nodeLabel": "x"}], [{"nodeLabel": "x"}] * 2, []
     assert [len(_violations(schema, topology | {"spec": {"levels": levels}})) for levels in wrong] == [2, 1, 1, 1]
@@ -349,14 +349,14 @@ def test_a_job_for_kueue_is_one_that_kubernetes_and_kueue_accept(leaves):
     """The Job's schema is that of Kubernetes; its label and annotation are Kueue's at ff69552e79ad: QueueLabel in
     pkg/controller/constants/constants.go, annotations in apis/kueue/v1beta2/topology_types.go; its webhook wants one
     of them at most, with a label's name (pkg/controller/jobframework/tas_validation.go)."""
-    job = json.loads(documents(answer.job("gang", 4, 8, leaves)))
+    job = json.loads(documents(launch.job("gang", 4, 8, leaves)))
     schema = _SCHEMAS["batch/v1 Job"]
     assert violations(schema, job) == []
     assert list(job["metadata"]["labels"]) == ["kueue.x-k8s.io/queue-name"]
     annotations = job["spec"]["template"]["metadata"]["annotations"]
     relation = "required" if leaves == 1 else "preferred"
     assert list(annotations) == [f"kueue.x-k8s.io/podset-{relation}-topology"]
-    levels = answer.topology("gang")["spec"]["levels"]
+    levels = launch.topology("gang")["spec"]["levels"]
     assert [level["nodeLabel"] for level in levels].index(*annotations.values()) == 0
     # The two policies that Kubernetes allows in a Job; and Kueue starts what is suspended.
     assert job["spec"]["template"]["spec"]["restartPolicy"] in ("Never", "OnFailure")
@@ -392,11 +392,11 @@ def test_what_real_machines_printed_is_read():
 
 
 def test_torchrun_refuses_what_it_cannot_number():
-    assert "--nproc-per-node=2" in answer.torchrun(["a", "a", "b", "b"], [0, 1, 4, 5])
+    assert "--nproc-per-node=2" in launch.torchrun(["a", "a", "b", "b"], [0, 1, 4, 5])
     with pytest.raises(InputError, match="not in a row"):
-        answer.torchrun(["a", "b", "a", "b"], [0, 1, 2, 3])
+        launch.torchrun(["a", "b", "a", "b"], [0, 1, 2, 3])
     with pytest.raises(InputError, match="1 to 3 ranks"):
-        answer.torchrun(["a", "a", "a", "b"], [0, 1, 2, 3])
+        launch.torchrun(["a", "a", "a", "b"], [0, 1, 2, 3])
 
 
 @pytest.fixture(scope="module")

@@ -131,7 +131,10 @@ def place(
     --save FILE.html|svg|png: Also write it, as the ending of each file says: a page that needs nothing else, a
         picture (png by chromium).
     """
-    from phalanx.shared_cluster.placement.answer import answer, job_of_plan, launch_files
+    from phalanx.shared_cluster.placement import free_gpus
+    from phalanx.shared_cluster.placement.answer import answer, job_of_plan
+    from phalanx.shared_cluster.placement.launch import launch_files
+    from phalanx.shared_cluster.placement.together import placed_together, require_alike
     from phalanx.shared_cluster.topology.reading import leaves_of
     from phalanx.spec.errors import InputError
 
@@ -141,18 +144,18 @@ def place(
     if out and out.exists() and not out.is_dir():
         raise InputError("--out", str(out), "is a file", "name a folder")
     leaves = leaves_of(topology) if topology else None
-    jobs = [job_of_plan(each, strategy, stack) for each in plan]
+    jobs = [job_of_plan(path, strategy, stack) for path in plan]
+    require_alike(jobs)
+    available = free_gpus.read(free, jobs[0].cluster, leaves, partition)
+    for line in available.notes:
+        announce(line)
     several = len(plan) > 1
     if several:
-        from phalanx.shared_cluster.placement.together import placed_together
-
-        together = placed_together(jobs, free, leaves, partition)
+        together = placed_together(jobs, available)
         answers: Sequence[PlaceAnswer] = together.answers
     else:
-        answers = [answer(jobs[0], free, leaves, search, partition)]
-    prepared = [launch_files(launcher, o.placed.placement, o.free.unnumbered) if launcher else {} for o in answers]
-    for line in answers[0].free.notes:
-        announce(line)
+        answers = [answer(jobs[0], available, search)]
+    prepared = [launch_files(launcher, a.placed.placement, available.unnumbered) if launcher else {} for a in answers]
     if out:
         folders = [out / f"{i}-{path.stem}" for i, path in enumerate(plan, 1)] if several else [out]
         for folder, each, files in zip(folders, answers, prepared, strict=True):

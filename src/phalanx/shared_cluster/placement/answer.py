@@ -1,126 +1,22 @@
 """The placement of a plan's ranks on free GPUs, compared with an empty cluster and with other strategies on the same
 GPUs.
-
-The placement as files that start it, for Kueue and for torchrun (for Slurm: topology/slurm.py):
-
-Kueue's topology-aware scheduling: a Topology, a ResourceFlavor with it, and the annotations of a job's pods. Schemas:
-kubernetes-sigs/kueue, config/components/crd/bases/kueue.x-k8s.io_{topologies,resourceflavors}.yaml, version v1beta2,
-at ff69552e79ad of August 2026 (v1beta1 is deprecated there, v1alpha1 is not served). Kueue places pods, not ranks:
-one pod takes a node's GPUs. `required` topology: all pods in one domain of that level; `preferred`: if there is one
-with room. Written as JSON documents, which YAML contains, so that no quoting can go wrong.
-
-torchrun: a command line for each node, whose ranks follow one another. It numbers ranks node by node
-(torch/distributed/elastic/agent/server/api.py, _assign_worker_ranks), so a placement can be started with it only if
-every node has ranks in a row, and as many as the others.
 """
 
-import shlex
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from phalanx.answers.question.precision import products_in
-from phalanx.frameworks.launchers.export import LEAF_LABEL, documents
-from phalanx.planning.placement import Placement
 from phalanx.schedule.pipeline.stages import check
-from phalanx.shared_cluster.placement import free_gpus
 from phalanx.shared_cluster.placement.alternatives import PlacedAlternative, alternatives
+from phalanx.shared_cluster.placement.free_gpus import FreeGpus
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Carvings, Placed, place
-from phalanx.shared_cluster.topology import slurm
-from phalanx.shared_cluster.topology.hostlist import compress
-from phalanx.spec.errors import InputError, nearest
+from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import make_strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED
-
-
-def torchrun(hosts: Sequence[str], gpus: Sequence[int]) -> str:
-    """Return a shell script that runs torchrun with the numbers of the node that it is started on.
-
-    `hosts`, `gpus`: host and GPU of each rank. Raises InputError if torchrun cannot number ranks that way.
-    """
-    names = list(dict.fromkeys(hosts))
-    ranks = {name: [rank for rank, host in enumerate(hosts) if host == name] for name in names}
-    sizes = {len(of_host) for of_host in ranks.values()}
-    scattered = next((n for n, of_host in ranks.items() if of_host[-1] - of_host[0] + 1 != len(of_host)), None)
-    if scattered is not None or len(sizes) > 1:
-        uneven = f"nodes have {min(sizes)} to {max(sizes)} ranks"
-        reason = uneven if scattered is None else f"{scattered} has ranks that are not in a row"
-        raise InputError("for", "torchrun", reason, "use --for slurm, which places ranks one by one")
-    cases = "\n".join(
-        f"  {shlex.quote(name)}) node={node} gpus={','.join(str(gpus[rank]) for rank in ranks[name])} ;;"
-        for node, name in enumerate(names)
-    )
-    return f"""#!/bin/bash
-# Start this on every node with the training command; each node finds its own number and GPUs by its host name.
-case "$(hostname -s)" in
-{cases}
-  *) echo "$(hostname -s) has no rank of this job" >&2; exit 1 ;;
-esac
-export CUDA_VISIBLE_DEVICES=$gpus
-exec torchrun --nnodes={len(names)} --node-rank=$node --nproc-per-node={sizes.pop()} \\
-  --master-addr={shlex.quote(names[0])} --master-port=29500 "$@"
-"""
-
-
-HOST_LABEL = "kubernetes.io/hostname"
-
-
-def topology(name: str) -> dict[str, Any]:
-    """Return Kueue's Topology of leaf switches and hosts."""
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "Topology",
-        "metadata": {"name": name},
-        "spec": {"levels": [{"nodeLabel": LEAF_LABEL}, {"nodeLabel": HOST_LABEL}]},
-    }
-
-
-def resource_flavor(name: str, device: str) -> dict[str, Any]:
-    """Return Kueue's ResourceFlavor of the nodes with a device, on the topology of the same name."""
-    return {
-        "apiVersion": "kueue.x-k8s.io/v1beta2",
-        "kind": "ResourceFlavor",
-        "metadata": {"name": name},
-        "spec": {"nodeLabels": {"nvidia.com/gpu.product": device}, "topologyName": name},
-    }
-
-
-def job(name: str, pods: int, gpus: int, leaves: int) -> dict[str, Any]:
-    """Return a Job of `pods` pods with `gpus` GPUs each, which requires one leaf switch if the placement has one.
-
-    The image and the command are blanks to fill in.
-    """
-    relation = "required" if leaves == 1 else "preferred"
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "labels": {"kueue.x-k8s.io/queue-name": "FILL-IN-LOCAL-QUEUE"}},
-        "spec": {
-            "parallelism": pods,
-            "completions": pods,
-            "completionMode": "Indexed",
-            "suspend": True,
-            "template": {
-                "metadata": {"annotations": {f"kueue.x-k8s.io/podset-{relation}-topology": LEAF_LABEL}},
-                "spec": {
-                    "restartPolicy": "Never",
-                    "containers": [
-                        {
-                            "name": "rank",
-                            "image": "FILL-IN-IMAGE",
-                            "command": ["FILL-IN-COMMAND"],
-                            "resources": {"limits": {"nvidia.com/gpu": gpus}},
-                        }
-                    ],
-                },
-            },
-        },
-    }
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,7 +24,7 @@ class PlaceAnswer:
     """A plan's placement on free GPUs."""
 
     job: PlacedJob
-    free: free_gpus.FreeGpus
+    free: FreeGpus
     placed: Placed
     empty: Placed
     """The same job on the same cluster with every GPU free."""
@@ -156,60 +52,20 @@ def job_of_plan(path: Path, line: str | None, stack: str | None) -> PlacedJob:
     return PlacedJob(plan.model, plan.cluster, plan.job, strategy, name, products, options)
 
 
-def answer(
-    job: PlacedJob,
-    free: Path,
-    leaves: Mapping[str, Sequence[str]] | None = None,
-    search: bool = True,
-    partition: str | None = None,
-) -> PlaceAnswer:
-    """Place a job on the GPUs in the file `free`. `leaves`: the nodes of each leaf switch, in place of the file's;
-    `search`: whether to look for better strategies on these GPUs; `partition`: the only one whose nodes are used.
-    Raises InputError."""
-    available = free_gpus.read(free, job.cluster, leaves, partition)
-    local = replace(job, cluster=available.cluster)
-    if job.strategy.world > len(available.free):
-        reason = f"has {len(available.free)} free GPUs, but {job.strategy} has {job.strategy.world} ranks"
-        remedy = "; ".join([f"plan for at most {len(available.free)} GPUs, or free more", *available.notes])
-        raise InputError("free", str(free), reason, remedy)
+def answer(job: PlacedJob, free: FreeGpus, search: bool = True) -> PlaceAnswer:
+    """Place a job on free GPUs. `search`: whether to look for better strategies on them. Raises InputError for more
+    ranks than free GPUs."""
+    world = job.strategy.world
+    free.require(world, f"{job.strategy} has {world} ranks", f"plan for at most {len(free.free)} GPUs, or free more")
+    local = replace(job, cluster=free.cluster)
     carvings: Carvings = {}
-    placed = place(local, available.topology, available.free, carvings=carvings)
-    everything = np.arange(available.topology.gpus)
-    empty = place(local, available.topology, everything)
+    placed = place(local, free.topology, free.free, carvings=carvings)
+    empty = place(local, free.topology, np.arange(free.topology.gpus))
     others: tuple[PlacedAlternative, ...] = ()
     reason = ""
     if search:
         try:
-            others = tuple(alternatives(local, available.topology, available.free, carvings))
+            others = tuple(alternatives(local, free.topology, free.free, carvings))
         except InputError as error:
             reason = str(error)
-    return PlaceAnswer(local, available, placed, empty, others, reason)
-
-
-LAUNCHERS = ("slurm", "torchrun", "kueue")
-
-
-def launch_files(launcher: str, p: Placement, unnumbered: Sequence[str] = ()) -> dict[str, str]:
-    """Return name -> text of the files with which a launcher starts each rank at its place. `unnumbered`: hosts whose
-    free GPUs are only counted, not numbered. Raises InputError for an unknown launcher, or one that cannot."""
-    hosts = [p.topology.hosts[int(host)] for host in p.topology.host[p.gpu]]
-    if launcher != "kueue" and (unsaid := set(hosts) & set(unnumbered)):
-        reason = f"it is not said which GPUs of {compress(sorted(unsaid))} are free, and its files name them"
-        raise InputError("for", launcher, reason, "give --free what scontrol -d show nodes prints")
-    gpus = p.topology.index[p.gpu].tolist()
-    leaves = len({int(block) for block in p.topology.blocks[-2][p.gpu]}) if len(p.cluster.tiers) > 2 else 1
-    if launcher == "slurm":
-        script = slurm.launch(hosts, gpus, p.cluster.ranks_per_node, leaves, "hostfile")
-        return {"hostfile": slurm.host_file(hosts), "launch.sbatch": script}
-    if launcher == "torchrun":
-        return {"launch.sh": torchrun(hosts, gpus)}
-    if launcher == "kueue":
-        per_node = {len(ranks) for _, ranks in p.ranks_by_host()}
-        if len(per_node) > 1:
-            reason = f"its pods are equal, but nodes have {min(per_node)} to {max(per_node)} ranks"
-            raise InputError("for", launcher, reason, "use --for slurm, which places ranks one by one")
-        name = "phalanx-job"
-        flavor = resource_flavor(name, p.cluster.device.name)
-        pods = job(name, p.world // (each := per_node.pop()), each, leaves)
-        return {"kueue.yaml": documents(topology(name), flavor, pods)}
-    raise InputError("for", launcher, "is not a launcher", nearest(launcher, LAUNCHERS))
+    return PlaceAnswer(local, free, placed, empty, others, reason)

@@ -43,6 +43,11 @@ class FreeGpus:
     unnumbered: tuple[str, ...] = ()
     """Nodes whose free GPUs are only counted, not numbered."""
 
+    def require(self, ranks: int, wanted: str, remedy: str) -> None:
+        """Require that there are as many free GPUs as `ranks`. `wanted`: who needs how many. Raises InputError."""
+        if ranks > len(self.free):
+            raise InputError("free", None, f"{len(self.free)} GPUs are free, but {wanted}", remedy)
+
 
 def read(
     path: Path, cluster: ClusterSpec, leaves: Mapping[str, Sequence[str]] | None = None, partition: str | None = None

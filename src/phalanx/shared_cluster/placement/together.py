@@ -8,12 +8,11 @@ jobs' steps over their steps on the empty cluster, then by uplinks that several 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
-from phalanx.shared_cluster.placement import free_gpus
 from phalanx.shared_cluster.placement.answer import PlaceAnswer
+from phalanx.shared_cluster.placement.free_gpus import FreeGpus
 from phalanx.shared_cluster.placement.price import PlacedJob
 from phalanx.shared_cluster.placement.search import Carvings, Placed, place
 from phalanx.spec.cluster.topology import Ints, Topology
@@ -43,32 +42,24 @@ class JobsPlaced:
     """Placements of single jobs that were priced."""
 
 
-def placed_together(
-    jobs: Sequence[PlacedJob],
-    free: Path,
-    leaves: Mapping[str, Sequence[str]] | None = None,
-    partition: str | None = None,
-) -> JobsPlaced:
-    """Place several jobs on the GPUs in the file `free`; `partition`: the only one whose nodes are used. Raises
-    InputError for jobs of different clusters, and for more ranks than free GPUs."""
+def placed_together(jobs: Sequence[PlacedJob], free: FreeGpus) -> JobsPlaced:
+    """Place several jobs on free GPUs. Raises InputError for jobs of different clusters, and for more ranks than free
+    GPUs."""
     require_alike(jobs)
-    available = free_gpus.read(free, jobs[0].cluster, leaves, partition)
     world = sum(job.strategy.world for job in jobs)
-    if world > len(available.free):
-        reason = f"has {len(available.free)} free GPUs, but {len(jobs)} jobs have {world} ranks"
-        raise InputError("free", str(free), reason, "; ".join(["place fewer of them", *available.notes]))
-    local = [replace(job, cluster=available.cluster) for job in jobs]
-    t = available.topology
+    free.require(world, f"{len(jobs)} jobs have {world} ranks", "place fewer of them")
+    local = [replace(job, cluster=free.cluster) for job in jobs]
+    t = free.topology
     empty = [place(job, t, np.arange(t.gpus)) for job in local]
-    others = np.setdiff1d(np.arange(t.gpus), available.free)
+    others = np.setdiff1d(np.arange(t.gpus), free.free)
     deal = _Deal(local, empty, t, others)
     order = sorted(range(len(local)), key=lambda i: -local[i].strategy.world)
     dealt: list[dict[int, Placed]] = [{}]
     for i in order:
-        more = [{**some, i: own} for some in dealt for own in deal.tries(i, some, available.free)]
+        more = [{**some, i: own} for some in dealt for own in deal.tries(i, some, free.free)]
         dealt = sorted(more, key=deal.score)[:_KEPT]
     best = min((deal.repriced(some) for some in dealt), key=deal.score)
-    answers = [PlaceAnswer(local[i], available, best[i], empty[i], ()) for i in range(len(local))]
+    answers = [PlaceAnswer(local[i], free, best[i], empty[i], ()) for i in range(len(local))]
     return JobsPlaced(tuple(answers), tuple(deal.shared(best)), deal.tried)
 
 
@@ -117,7 +108,7 @@ class _Deal:
         slower = sum(placed.seconds / self.empty[i].seconds for i, placed in some.items())
         rows, gpus = self.topology.blocks[:-1], [placed.placement.gpu for placed in some.values()]
         blocks = sum(len(np.unique(row[of_job])) for of_job in gpus for row in rows)
-        return round(slower, 4), sum(len(each.jobs) - 1 for each in self.shared(some)), blocks
+        return round(slower, 4), sum(len(uplink.jobs) - 1 for uplink in self.shared(some)), blocks
 
     def shared(self, some: Mapping[int, Placed]) -> Iterator[SharedUplink]:
         """Yield the blocks of hosts whose uplink several jobs use, from the innermost tier outwards."""
