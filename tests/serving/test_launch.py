@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from support.sizes import examples
 
 from phalanx.planning.lookup import model_named
@@ -103,11 +103,12 @@ def test_a_line_that_is_written_is_read_back(examples: int, tmp_path: Path) -> N
         assert back.longest == context(plan, w) or not context(plan, w)
         said = "\n".join(back.caveats)
         if plan.engine == "trtllm":  # the others stand in its file
-            options = launch(plan).files["both.yaml"]
-            assert ("dtype: fp8" in options) == (plan.cache == "fp8")
-            drafts = re.findall(r"(?:max_draft_len|num_nextn_predict_layers): (\d+)", options)
-            assert list(map(int, drafts)) == [plan.draft_tokens] * (plan.draft_tokens > 0)
-            assert (f"max_loras: {plan.adapters}" in options) == (plan.adapters > 0)
+            settings = yaml.safe_load(launch(plan).files["both.yaml"])
+            assert settings["kv_cache_config"]["dtype"] == ("fp8" if plan.cache == "fp8" else "auto")
+            drafts = settings.get("speculative_config", {})
+            lengths = [drafts[key] for key in ("max_draft_len", "num_nextn_predict_layers") if key in drafts]
+            assert lengths == [plan.draft_tokens] * (plan.draft_tokens > 0)
+            assert settings.get("lora_config", {}).get("max_loras", 0) == plan.adapters
         else:
             assert got["cache"] == plan.cache
             assert ("drafts tokens" in said) == (plan.draft_tokens > 0)
@@ -203,9 +204,10 @@ def test_a_router_of_prefill_and_decode_names_all_their_servers() -> None:
         assert bool(text) == (len(p.workers) == 2)
         if text:
             urls = [f"node{place.node}:{place.port}" for place in places(p)]
-            assert sorted(line.strip(' "-') for line in text.splitlines() if "- " in line) == sorted(urls)
-            counts = [int(line.split(":")[1]) for line in text.splitlines() if "num_instances" in line]
-            assert sum(counts) == len(urls)
+            settings = yaml.safe_load(text)
+            servers = [settings["context_servers"], settings["generation_servers"]]
+            assert sorted(url for role in servers for url in role["urls"]) == sorted(urls)
+            assert [role["num_instances"] for role in servers] == [len(role["urls"]) for role in servers]
 
 
 def test_what_an_engine_cannot_do_is_one_line() -> None:

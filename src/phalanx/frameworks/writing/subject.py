@@ -160,7 +160,7 @@ def subject(plan: Plan, stack: Stack, training: StatedTraining | None = None) ->
     if s.compressor is not None and "none" in (stack.strategy["compression"].values or ()):
         raise InputError("strategy.compression", s.compression, f"{stack.title} has none", "use compression=none")
     require_runnable(stack, s, options, facts(plan.model, plan.job, s))
-    for name in stack.coded:
+    for name in stack.fields_in_code:
         if (degree := getattr(s, name)) > 1:
             reason = f"is {stack.strategy[name].written} in a program's code, in no configuration of {stack.title}"
             raise InputError(f"strategy.{name}", degree, reason, f"use {name}=1")

@@ -1,7 +1,7 @@
-"""Groups of settings as YAML: a section a group, with the reason above it.
+"""Settings and manifests as YAML: groups of settings with the reason above each, and tables as documents.
 
-Written here because PyYAML drops comments. Keys with dots are nested; floats have a point, which YAML 1.1 needs to
-read 1.0e-05 as a number.
+Written here because PyYAML drops comments, and leaves words such as 1e3 unquoted, which Kubernetes reads as numbers.
+Keys of settings with dots are nested; floats have a point, which YAML 1.1 needs to read 1.0e-05 as a number.
 """
 
 import json
@@ -10,6 +10,9 @@ from typing import Any
 
 from phalanx.frameworks.writing.program import Group
 from phalanx.frameworks.writing.script import comment
+
+_WIDTH = 110
+"""Columns that a list in brackets may take; a longer one has a line for each item."""
 
 
 class Unquoted(str):
@@ -38,6 +41,11 @@ def document(groups: Iterable[Group], head: str = "") -> str:
     return "".join(parts)
 
 
+def stream(documents: Iterable[Mapping[str, Any]], notes: Iterable[str] = ()) -> str:
+    """Write tables as the documents of one file, under `notes` as comments."""
+    return "".join(map(comment, notes)) + "---\n".join("".join(_lines(table, "")) for table in documents)
+
+
 def _lines(tree: Mapping[str, Any], indent: str) -> list[str]:
     lines = []
     for key, value in tree.items():
@@ -48,19 +56,28 @@ def _lines(tree: Mapping[str, Any], indent: str) -> list[str]:
             for item in value:
                 first, *rest = _lines(item, indent + "  ")
                 lines += [f"{indent}- {first.strip()}\n", *rest]
+        elif isinstance(value, (list, tuple)) and len(indent) + len(key) + len(scalar(value)) > _WIDTH:
+            lines += [f"{indent}{key}:\n", *(f"{indent}- {scalar(item)}\n" for item in value)]
+        elif isinstance(value, str) and _is_file(value):
+            lines += [f"{indent}{key}: |\n", *(f"{indent}  {line}\n" for line in value.splitlines())]
         else:
             lines.append(f"{indent}{key}: {scalar(value)}\n")
     return lines
 
 
+def _is_file(text: str) -> bool:
+    """Whether a text is lines that a literal block can hold as they are."""
+    return text.endswith("\n") and not text[0].isspace() and text.replace("\n", "").isprintable()
+
+
 def scalar(value: Any) -> str:
-    """Write one value."""
+    """Write one value, or a list of them in brackets."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(scalar, value))}]"
     if isinstance(value, float):
         text = f"{value:.12g}"
         mantissa, e, exponent = text.partition("e")
         if "." not in mantissa and "inf" not in mantissa:
             mantissa += ".0"
         return mantissa + e + exponent
-    if isinstance(value, Unquoted):
-        return str(value)
-    return json.dumps(list(value) if isinstance(value, tuple) else value)
+    return str(value) if isinstance(value, Unquoted) else json.dumps(value)

@@ -14,8 +14,9 @@ import math
 import shlex
 from typing import Any
 
+from phalanx.frameworks.writing.yaml import stream
 from phalanx.serving.launch.checkpoints import weights_of
-from phalanx.serving.launch.kubernetes import SECRET, ServerGroup, drop_options, groups, label, variables, yaml
+from phalanx.serving.launch.kubernetes import SECRET, ServerGroup, drop_options, groups, label, variables
 from phalanx.serving.launch.parts import Launch
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.cluster.spec import GIB
@@ -49,7 +50,7 @@ def kserve(plan: ServingPlan, line: Launch) -> str:
     document: dict[str, Any] = {"apiVersion": "serving.kserve.io/v1alpha2", "kind": "LLMInferenceService"}
     document |= {"metadata": {"name": label(where)}, "spec": spec}
     release = f"options as vLLM {line.version} has them: KServe's image has its own release"
-    return yaml([document], [release, note])
+    return stream([document], [release, note])
 
 
 def _workload(g: ServerGroup, plan: ServingPlan) -> dict[str, Any]:
@@ -99,7 +100,7 @@ def llm_d(plan: ServingPlan, line: Launch) -> str:
     }
     chart = "--repo https://llm-d-incubation.github.io/llm-d-modelservice -f FILE"
     arrival = "requests arrive through an InferencePool that selects these labels"
-    return yaml([values], [f"helm install NAME llm-d-modelservice {chart}", arrival, note])
+    return stream([values], [f"helm install NAME llm-d-modelservice {chart}", arrival, note])
 
 
 def _pods(g: ServerGroup, image: str, port: int) -> dict[str, Any]:

@@ -5,10 +5,13 @@ nodeCount.
 """
 
 import json
+from typing import Any
 
+from phalanx.frameworks.writing.yaml import stream
 from phalanx.serving.launch import sglang, trtllm, vllm
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
+from phalanx.serving.launch.kubernetes import SECRET
 from phalanx.serving.launch.parts import WorkerPlace, context, most_requests, places
 from phalanx.serving.plan_file import ServingPlan
 
@@ -47,70 +50,42 @@ def manifest(plan: ServingPlan) -> str:
     version = published(f"dynamo.{plan.engine}").version
     image = f"nvcr.io/nvidia/ai-dynamo/{_IMAGE[plan.engine]}:{version}"
     name = f"{plan.engine}-{'agg' if len(plan.workers) == 1 else 'disagg'}"
-    lines = ["apiVersion: nvidia.com/v1beta1", "kind: DynamoGraphDeployment", "metadata:", f"  name: {name}"]
-    lines += ["spec:", "  components:"]
-    lines += _component("Frontend", "frontend", 1, image, "dynamo.frontend", [], 0, 1, "")
-    first: dict[str, WorkerPlace] = {}
-    for place in places(plan):
-        first.setdefault(place.workers.role, place)
-    for role, place in first.items():
-        w = place.workers
-        kind = "worker" if role == "both" else role
-        config = f"{name}-{role}" if plan.engine == "trtllm" else ""
-        command = worker_options(plan, place)
-        gpus = min(w.gpus, plan.node_gpus)
-        lines += _component(
-            "decode" if role == "both" else role,
-            kind,
-            w.count,
-            image,
-            f"dynamo.{plan.engine}",
-            command,
-            gpus,
-            place.nodes,
-            config,
-        )
-    out = "\n".join(lines) + "\n"
-    for role, place in first.items():
-        if plan.engine == "trtllm":
-            content = "".join(f"    {line}\n" for line in trtllm.engine_file(plan, place).splitlines())
-            out += f"---\napiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {name}-{role}\n"
-            out += f"data:\n  {role}.yaml: |\n{content}"
-    return out
+    first = {place.workers.role: place for place in reversed(places(plan))}
+    components = [
+        {"name": "Frontend", "type": "frontend", "replicas": 1, "podTemplate": _pod(image, "dynamo.frontend", [])},
+        *(_worker(plan, first[w.role], image, name) for w in plan.workers),
+    ]
+    graph = {"apiVersion": "nvidia.com/v1beta1", "kind": "DynamoGraphDeployment", "metadata": {"name": name}}
+    documents: list[dict[str, Any]] = [{**graph, "spec": {"components": components}}]
+    for w in plan.workers if plan.engine == "trtllm" else ():
+        data = {f"{w.role}.yaml": trtllm.engine_file(plan, first[w.role])}
+        config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{name}-{w.role}"}}
+        documents.append({**config, "data": data})
+    return stream(documents)
 
 
-def _component(
-    name: str,
-    kind: str,
-    replicas: int,
-    image: str,
-    module: str,
-    options: list[str],
-    gpus: int,
-    nodes: int,
-    config: str,
-) -> list[str]:
-    lines = [f"  - name: {name}", f"    type: {kind}", f"    replicas: {replicas}"]
-    lines += ["    multinode:", f"      nodeCount: {nodes}"] if nodes > 1 else []
-    lines += [
-        "    podTemplate:",
-        "      spec:",
-        "        containers:",
-        "        - name: main",
-        f"          image: {image}",
-    ]
-    lines += [
-        "          command:",
-        "          - python3",
-        "          args:",
-        "          - -m",
-        f"          - {module}",
-    ]
-    lines += [f"          - {json.dumps(word)}" for word in options]
-    lines += ["          envFrom:", "          - secretRef:", "              name: hf-token-secret"]
-    if gpus:
-        lines += ["          resources:", "            limits:", f'              nvidia.com/gpu: "{gpus}"']
-    if config:
-        lines += ["          volumeMounts:", "          - name: config", "            mountPath: /config"]
-        lines += ["        volumes:", "        - name: config", "          configMap:", f"            name: {config}"]
-    return lines
+def _worker(plan: ServingPlan, place: WorkerPlace, image: str, graph: str) -> dict[str, Any]:
+    """Return the component of the workers of one role. TensorRT-LLM reads a file, from the role's ConfigMap."""
+    w = place.workers
+    gpus = min(w.gpus, plan.node_gpus)
+    pod = _pod(image, f"dynamo.{plan.engine}", worker_options(plan, place))
+    (container,) = pod["spec"]["containers"]
+    container["resources"] = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    if plan.engine == "trtllm":
+        container["volumeMounts"] = [{"name": "config", "mountPath": "/config"}]
+        pod["spec"]["volumes"] = [{"name": "config", "configMap": {"name": f"{graph}-{w.role}"}}]
+    name, kind = ("decode", "worker") if w.role == "both" else (w.role, w.role)
+    nodes = {"multinode": {"nodeCount": place.nodes}} if place.nodes > 1 else {}
+    return {"name": name, "type": kind, "replicas": w.count, **nodes, "podTemplate": pod}
+
+
+def _pod(image: str, module: str, options: list[str]) -> dict[str, Any]:
+    """Return the template of a pod that runs a Python module."""
+    container = {
+        "name": "main",
+        "image": image,
+        "command": ["python3"],
+        "args": ["-m", module, *options],
+        "envFrom": [{"secretRef": {"name": SECRET}}],
+    }
+    return {"spec": {"containers": [container]}}

@@ -8,13 +8,13 @@ Its controller makes a headless Service with the set's name, unless there is one
 (pkg/utils/controller/controller_utils.go:33), so the Service for clients has a different name.
 """
 
-import json
 import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.frameworks.writing.yaml import stream
 from phalanx.serving.launch.parts import Command, Launch, WorkerPlace, places
 from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.errors import InputError
@@ -66,7 +66,7 @@ def drop_options(options: Sequence[str], names: Iterable[str]) -> list[str]:
 def variables(group: ServerGroup) -> dict[str, Any]:
     """Return the environment of a group's containers, for their spec; empty: none. NIXL publishes the address of its
     side channel by it (vLLM's docs/features/nixl_connector_usage.md)."""
-    pairs = (each.partition("=") for each in group.commands[0].environment)
+    pairs = (pair.partition("=") for pair in group.commands[0].environment)
     env: list[dict[str, Any]] = [{"name": key, "value": value} for key, _, value in pairs]
     if "--kv-transfer-config" in group.commands[0].options:
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
@@ -79,29 +79,9 @@ def label(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.rpartition("/")[2].lower())[:50].strip("-") or "model"
 
 
-def yaml(documents: Iterable[Any], notes: Iterable[str] = ()) -> str:
-    """Return documents of tables, lists and words as YAML, under notes as comments."""
-    head = "".join(f"# {line}\n" for note in notes for line in note.splitlines())
-    return head + "---\n".join("\n".join(_lines(each)) + "\n" for each in documents)
-
-
-def _lines(value: Any, indent: str = "") -> list[str]:
-    lines = []
-    if isinstance(value, dict):
-        for key, each in value.items():
-            if isinstance(each, dict | list) and each:
-                lines += [f"{indent}{key}:", *_lines(each, indent + "  ")]
-            else:
-                lines.append(f"{indent}{key}: {json.dumps(each)}")
-        return lines
-    for each in value:
-        first, *rest = _lines(each, indent + "  ") if isinstance(each, dict) else [f"{indent}  {json.dumps(each)}"]
-        lines += [f"{indent}- {first[len(indent) + 2 :]}", *rest]
-    return lines
-
-
 _IMAGE = {"vllm": "vllm/vllm-openai:v{}", "sglang": "lmsysorg/sglang:v{}"}
-_OF_PODS = {"$HEAD": "$(LWS_LEADER_ADDRESS)", "$HEAD:5000": "$(LWS_LEADER_ADDRESS):5000"}
+_LEADER = {"$HEAD": "$(LWS_LEADER_ADDRESS)", "$HEAD:5000": "$(LWS_LEADER_ADDRESS):5000"}
+"""Placeholder of the first node's address -> variable of a LeaderWorkerSet's pods."""
 _ROUTER = {
     "vllm": ("vllm-router", "vllm-router --vllm-pd-disaggregation"),
     "sglang": ("sglang-router", "python3 -m sglang_router.launch_router --pd-disaggregation"),
@@ -110,7 +90,7 @@ _ROUTER = {
 sgl-project/sglang, sgl-model-gateway)."""
 _PORT = 8000
 _EVERYWHERE = ("--host", "0.0.0.0")  # noqa: S104  a pod's own addresses
-_APART = (
+_SEPARATE_PREFILL = (
     "the cache moves between pods over NIXL: give them the RDMA devices of your cluster, or it takes TCP",
     "the router's pod installs the newest release of its package: pin the one that you have tried",
 )
@@ -121,25 +101,25 @@ def manifest(plan: ServingPlan, line: Launch) -> str:
     files."""
     if plan.engine not in _IMAGE:
         raise InputError("for", "kubernetes", "is not for TensorRT-LLM, which reads files", "dynamo has them")
-    each, engine = groups(plan, line), plan.engine
-    apart = len(each) > 1
+    servers, engine = groups(plan, line), plan.engine
+    separate = len(servers) > 1
     image = _IMAGE[engine].format(line.version)
-    documents = [_workload(f"{engine}-{g.name}", g, image, engine, apart) for g in each]
-    if apart:
-        documents.append(_router(engine, each))
+    documents = [_workload(f"{engine}-{g.name}", g, image, engine, separate) for g in servers]
+    if separate:
+        documents.append(_router(engine, servers))
         serves, port = {"app": f"{engine}-router"}, _PORT
     else:
-        serves, port = {"app": f"{engine}-{each[0].name}", "role": "leader"}, each[0].place.port
+        serves, port = {"app": f"{engine}-{servers[0].name}", "role": "leader"}, servers[0].place.port
     spec = {"selector": serves, "ports": [{"port": 80, "targetPort": port}]}
     documents.append({"apiVersion": "v1", "kind": "Service", "metadata": {"name": engine}, "spec": spec})
-    return yaml(documents, _APART if apart else ())
+    return stream(documents, _SEPARATE_PREFILL if separate else ())
 
 
-def _workload(name: str, g: ServerGroup, image: str, engine: str, apart: bool) -> dict[str, Any]:
-    """Return the Deployment or LeaderWorkerSet of a group. `apart`: a router addresses its pods by name."""
+def _workload(name: str, g: ServerGroup, image: str, engine: str, routed: bool) -> dict[str, Any]:
+    """Return the Deployment or LeaderWorkerSet of a group. `routed`: a router addresses its pods by name."""
     leader, behind = (_pod(name, g, g.commands[i], image, engine, i < 0) for i in (0, -1))
     meta, count = {"name": name}, g.place.workers.count
-    if g.place.nodes == 1 and not apart:
+    if g.place.nodes == 1 and not routed:
         spec: dict[str, Any] = {"replicas": count, "selector": {"matchLabels": {"app": name}}, "template": leader}
         return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": meta, "spec": spec}
     template = {"size": g.place.nodes, "restartPolicy": "RecreateGroupOnPodRestart"}
@@ -151,7 +131,7 @@ def _workload(name: str, g: ServerGroup, image: str, engine: str, apart: bool) -
 
 def _pod(name: str, g: ServerGroup, command: Command, image: str, engine: str, behind: bool) -> dict[str, Any]:
     """Return the template of a pod that runs a command. `behind`: the pod takes no requests."""
-    numbered = [_OF_PODS.get(word, word) for word in command.options]
+    numbered = [_LEADER.get(word, word) for word in command.options]
     if "--node-rank" in numbered:
         numbered[numbered.index("--node-rank") + 1] = "$(LWS_WORKER_INDEX)"
     if engine == "sglang":  # which listens on 127.0.0.1 by itself (server_args.py)
@@ -174,11 +154,11 @@ def _pod(name: str, g: ServerGroup, command: Command, image: str, engine: str, b
     return {"metadata": {"labels": labels}, "spec": {"containers": [container], "volumes": shared}}
 
 
-def _router(engine: str, each: tuple[ServerGroup, ...]) -> dict[str, Any]:
+def _router(engine: str, servers: tuple[ServerGroup, ...]) -> dict[str, Any]:
     """Return the Deployment of a router with all addresses, which sends requests to prefill and then to decode."""
     package, words = _ROUTER[engine]
     command = words.split()
-    for g in each:
+    for g in servers:
         for i in range(g.place.workers.count):
             url = f"http://{engine}-{g.name}-{i}.{engine}-{g.name}:{g.place.port}"
             joins = [str(g.place.port + 1000)] if engine == "sglang" and g.name == "prefill" else []

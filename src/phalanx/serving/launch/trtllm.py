@@ -1,5 +1,8 @@
 """TensorRT-LLM: `trtllm-serve` for each worker, a file of further options, and a router for separate prefill."""
 
+from typing import Any
+
+from phalanx.frameworks.writing.yaml import stream
 from phalanx.serving.launch import parts
 from phalanx.serving.launch.arguments import published
 from phalanx.serving.launch.checkpoints import weights_of
@@ -18,27 +21,27 @@ def require_possible(place: parts.WorkerPlace) -> None:
 def engine_file(plan: ServingPlan, place: parts.WorkerPlace) -> str:
     """Return the options without a command-line argument, as YAML (LlmArgs' names)."""
     w = place.workers
-    lines = [f"enable_attention_dp: {'true' if w.attention_dp > 1 else 'false'}"]
-    lines += ["kv_cache_config:", f"  dtype: {'fp8' if plan.cache == 'fp8' else 'auto'}"]
-    lines += [f"  tokens_per_block: {plan.page_tokens}"]
+    settings: dict[str, Any] = {
+        "enable_attention_dp": w.attention_dp > 1,
+        "kv_cache_config": {"dtype": "fp8" if plan.cache == "fp8" else "auto", "tokens_per_block": plan.page_tokens},
+    }
     if w.role != "prefill":
-        lines += ["cuda_graph_config:", f"  max_batch_size: {w.slots}", "  enable_padding: true"]
+        settings["cuda_graph_config"] = {"max_batch_size": w.slots, "enable_padding": True}
     if plan.draft_tokens:
         kind = "MTP" if parts.predicts_tokens(plan) else "NGram"
         length = "num_nextn_predict_layers" if kind == "MTP" else "max_draft_len"
-        lines += ["speculative_config:", f"  decoding_type: {kind}", f"  {length}: {plan.draft_tokens}"]
+        settings["speculative_config"] = {"decoding_type": kind, length: plan.draft_tokens}
     if w.large_ep:
-        lines += ["moe_config:", "  backend: WIDEEP", "  load_balancer:"]
-        lines += [
-            f"    num_slots: {(plan.model.experts.count if plan.model.experts else 0) + parts.REDUNDANT_EXPERTS}"
-        ]
-        lines += ["    layer_updates_per_iter: 1"]
+        slots = (plan.model.experts.count if plan.model.experts else 0) + parts.REDUNDANT_EXPERTS
+        balancer = {"num_slots": slots, "layer_updates_per_iter": 1}
+        settings["moe_config"] = {"backend": "WIDEEP", "load_balancer": balancer}
     if plan.adapters:
-        lines += ["lora_config:", f"  max_loras: {plan.adapters}"]
+        settings["lora_config"] = {"max_loras": plan.adapters}
     if w.role != "both":
-        lines += ["cache_transceiver_config:", "  backend: NIXL"]
-        lines += ["disable_overlap_scheduler: true"] if w.role == "prefill" else []
-    return "\n".join(lines) + "\n"
+        settings["cache_transceiver_config"] = {"backend": "NIXL"}
+    if w.role == "prefill":
+        settings["disable_overlap_scheduler"] = True
+    return stream([settings])
 
 
 def options(plan: ServingPlan, place: parts.WorkerPlace) -> list[str]:
@@ -78,11 +81,10 @@ def launch(plan: ServingPlan) -> parts.Launch:
     if plan.weights == "fp8":
         notes.append("fp8 needs a checkpoint that was quantised so, such as nvidia's -FP8 releases")
     if len(plan.workers) > 1:
-        lines = ["hostname: 0.0.0.0", "port: 9000", "backend: pytorch"]
+        settings: dict[str, Any] = {"hostname": "0.0.0.0", "port": 9000, "backend": "pytorch"}  # noqa: S104  a router's
         for key, role in (("context_servers", "prefill"), ("generation_servers", "decode")):
-            lines += [f"{key}:", f"  num_instances: {len(urls[role])}", "  urls:"]
-            lines += [f'    - "{url}"' for url in urls[role]]
-        files["disaggregated.yaml"] = "\n".join(lines) + "\n"
+            settings[key] = {"num_instances": len(urls[role]), "urls": urls[role]}
+        files["disaggregated.yaml"] = stream([settings])
         router = parts.Command("router", ("trtllm-serve", "disaggregated", "-c", "disaggregated.yaml"), ())
         commands.append(router)
         notes.append(
