@@ -1,6 +1,7 @@
 """What commands print, where the script decides it: for `$( )`, pipelines and files that it writes."""
 
 import re
+from collections.abc import Callable
 
 from phalanx.frameworks.shell import filters
 from phalanx.frameworks.shell.expansion import document, expand_all, text_of
@@ -64,6 +65,14 @@ def command_output(
     m: Follower, words: list[str], redirects: tuple[Redirection, ...], given: str | None, scope: Scope
 ) -> str | None:
     """Return what a command prints for its words, its redirections and its input."""
+    given = _redirected(m, redirects, given, scope)
+    if not words:
+        return None
+    return _PROGRAMS.get(words[0], _filtered)(m, words, given, scope)
+
+
+def _redirected(m: Follower, redirects: tuple[Redirection, ...], given: str | None, scope: Scope) -> str | None:
+    """Return a command's input: `given` by the pipeline, or of its last redirection that reads."""
     for redirect in redirects:
         if redirect.operator == "<<":
             given = redirect.document if redirect.quoted else document(redirect.document or "", scope)
@@ -71,17 +80,43 @@ def command_output(
             given = text_of(redirect.target, scope) + "\n"
         elif redirect.operator == "<":
             given = m.contents(text_of(redirect.target, scope), scope)
-    if not words:
+    return given
+
+
+def _scontrol(m: Follower, words: list[str], given: str | None, scope: Scope) -> str | None:
+    nodes = scope.value("SLURM_JOB_NUM_NODES") or ""
+    if words[1:3] not in (["show", "hostnames"], ["show", "hostname"]) or not re.fullmatch(r"\d{1,4}", nodes):
         return None
-    if words[0] == "scontrol" and words[1:3] in (["show", "hostnames"], ["show", "hostname"]):
-        nodes = scope.value("SLURM_JOB_NUM_NODES") or ""
-        return "".join(f"node{i}\n" for i in range(int(nodes))) if re.fullmatch(r"\d{1,4}", nodes) else None
-    if words[0] == "cat" and len(words) > 1:
-        texts = [m.contents(word, scope) for word in words[1:]]
-        return None if None in texts else "".join(text or "" for text in texts)
-    if words[0] == "sed" and len(words) > 2 and words[-2] != "-e":
+    return "".join(f"node{i}\n" for i in range(int(nodes)))
+
+
+def _cat(m: Follower, words: list[str], given: str | None, scope: Scope) -> str | None:
+    if len(words) == 1:
+        return _filtered(m, words, given, scope)
+    texts = [m.contents(word, scope) for word in words[1:]]
+    return None if None in texts else "".join(text or "" for text in texts)
+
+
+def _sed(m: Follower, words: list[str], given: str | None, scope: Scope) -> str | None:
+    if len(words) > 2 and words[-2] != "-e":
         words, given = words[:-1], m.contents(words[-1], scope)
-    if words[0] == "envsubst":
-        return given if given is None else _VARIABLE.sub(lambda v: scope.value(v[1] or v[2]) or v[0], given)
+    return _filtered(m, words, given, scope)
+
+
+def _envsubst(m: Follower, words: list[str], given: str | None, scope: Scope) -> str | None:
+    return given if given is None else _VARIABLE.sub(lambda v: scope.value(v[1] or v[2]) or v[0], given)
+
+
+def _filtered(m: Follower, words: list[str], given: str | None, scope: Scope) -> str | None:
+    """Return what a program prints that reads its words and its input alone."""
     scope.budget.spend(len(given or "") + sum(map(len, words)))
     return filters.program_output(words, given)
+
+
+_PROGRAMS: dict[str, Callable[[Follower, list[str], str | None, Scope], str | None]] = {
+    "scontrol": _scontrol,
+    "cat": _cat,
+    "sed": _sed,
+    "envsubst": _envsubst,
+}
+"""Programs that also read files or variables: (words, input) -> output, None where it is open."""
