@@ -63,5 +63,5 @@ def _in_its_keys(f: Finding, stack: str) -> Finding:
     """Return a finding whose remedy names the keys of a file's framework for the fields that it changes."""
     row = row_of(stack)
     fields = dict.fromkeys(re.findall(r"\b([a-z_]+)=", f.remedy))
-    keys = [f"{n}: {row.strategy[n].written}" for n in fields if n in row.strategy and n not in row.coded]
+    keys = [f"{n}: {row.strategy[n].written}" for n in fields if n in row.strategy and n not in row.fields_in_code]
     return replace(f, remedy=f"{f.remedy} ({', '.join(keys)})") if keys else f

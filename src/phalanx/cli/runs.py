@@ -76,7 +76,7 @@ def of_job(
 
     def show(decision: Decision) -> None:
         if not output.json:
-            show_view(View([*plan_view(job_plan(decision), rows=10).parts, batch_line(decision.plan)]))
+            show_view(View([*plan_view(job_plan(decision)).parts, batch_line(decision.plan)]))
             sys.stdout.flush()
 
     began = time.time()

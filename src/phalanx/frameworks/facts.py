@@ -6,7 +6,7 @@
         parent                   the stack whose constants, policy and limits it has where it states none
         like                     the stack whose facts it shares: a fact that is a string is the same at another line
         modules, recipes, needs, runs: see Stack
-    [stacks.NAME.strategy]       field = { key, words, written, values, note, in_code, coded, source }, or false
+    [stacks.NAME.strategy]       field = { key, words, written, values, note, in_code, values_in_code, source }, false
     [stacks.NAME.options]        the same of options
     [stacks.NAME.operators]      operator = file:line of what runs it; `others`: of what runs all others, or `absent`:
                                  of the list that has no others (OPERATORS of stack.py)
@@ -39,7 +39,7 @@ _STACK = frozenset(
         *("needs", "strategy", "options", "operators", "rules", "priced", "constants", "policy", "runs"),
     )
 )
-_ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "coded", "source"))
+_ENTRY = frozenset(("key", "words", "written", "values", "note", "in_code", "values_in_code", "source"))
 _PRICED = ("zero", "zero_in_pipeline", "schedules", "ulysses", "without")
 _RULE = frozenset(("when", "reason", "remedy", "source"))
 _LATER = {"sp": "sp=1", "cp": "cp>1", "recompute": "recompute=selective*"}
@@ -154,7 +154,7 @@ def _entries(
             source=folder.source(fact.get("source", "")),
             note=fact.get("note", ""),
             in_code=fact.get("in_code", False),
-            coded=tuple(fact.get("coded", ())),
+            values_in_code=tuple(fact.get("values_in_code", ())),
             key=key,
             words=words,
         )

@@ -58,16 +58,16 @@ class FieldFact:
 
     `values`: the legal ones, of which a word may end in `*`; None: all values of the field. `written`: how people set
     it, "" where the value is fixed. `source`: file:line at the stack's commit. `note`: what a user should know.
-    `in_code`: a program's code sets it and no configuration does, so a search does not try it; `coded`: single values
-    of which that holds. `key`: the flag or key that sets it, "" where several do or none does; `words`: the key's
-    word -> the field's value, where they differ."""
+    `in_code`: a program's code sets it and no configuration does, so a search does not try it; `values_in_code`: the
+    values of which that holds. `key`: the flag or key that sets it, "" where several do or none does; `words`: the
+    key's word -> the field's value, where they differ."""
 
     values: tuple[Any, ...] | None
     written: str
     source: str
     note: str = ""
     in_code: bool = False
-    coded: tuple[Any, ...] = ()
+    values_in_code: tuple[Any, ...] = ()
     key: str = ""
     words: Mapping[str, Any] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class FieldFact:
 
     def offers(self, value: Any) -> bool:
         """Whether a configuration can set this value: it is legal, and not left to a program's code."""
-        return value not in self.coded and self.allows(value)
+        return value not in self.values_in_code and self.allows(value)
 
 
 def in_full(source: str, files: Mapping[str, str]) -> str:
@@ -182,7 +182,7 @@ class Stack:
         return replace(self, title="", strategy={}, options={}, modules=(), rules=self.priced)
 
     @cached_property
-    def coded(self) -> tuple[str, ...]:
+    def fields_in_code(self) -> tuple[str, ...]:
         """Fields that a program's code sets and no configuration does: a search leaves degrees among them at 1."""
         return tuple(name for name, entry in self.strategy.items() if entry.in_code)
 

@@ -246,17 +246,19 @@ def _page(a: ModelPlan) -> str:
 
 
 _AXES = ("tp", "cp", "ep", "pp")
+_FASTEST = 10
+"""Candidates that are shown whatever their axes."""
 
 
-def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
-    """Show the fastest `rows` candidates; `choices`: whether to show how each collective is executed."""
+def job_plan(p: JobPlan, choices: bool = False) -> View:
+    """Show the fastest candidates; `choices`: whether to show how each collective is executed."""
     plan = p.plan
     cluster = f"{plan.cluster.name}: {plan.cluster.ranks} x {plan.cluster.device.name}"
     head = (
         f"{plan.model.family} decoder, {plan.model.parameter_count:,} parameters; {cluster}, rates "
         f"{plan.choices['rates_origin']}" + (f"; {by}" if (by := plan.choices.get("calibrated", "")) else "")
     )
-    parts: list[str | Sheet] = [head, _alternatives(p, rows)]
+    parts: list[str | Sheet] = [head, _alternatives(p)]
     parts += [_search(p)] if p.worlds else []
     if p.bucket and p.bucket["reason"] != GIVEN:
         parts.append(f"buckets of {write_bytes(p.bucket['bytes'])}: {p.bucket['reason']}")
@@ -271,7 +273,7 @@ def job_plan(p: JobPlan, choices: bool = False, rows: int = 10) -> View:
     return View(parts)
 
 
-def _alternatives(p: JobPlan, rows: int) -> Sheet:
+def _alternatives(p: JobPlan) -> Sheet:
     """Tabulate the fastest candidates and the fastest of each set of axes; the chosen one is marked."""
     best = str(p.best["strategy"])
     fastest_of_axes = {
@@ -281,7 +283,7 @@ def _alternatives(p: JobPlan, rows: int) -> Sheet:
     shown = [
         c
         for place, c in enumerate(p.alternatives)
-        if place < rows or str(c.strategy) == best or place in fastest_of_axes.values()
+        if place < _FASTEST or str(c.strategy) == best or place in fastest_of_axes.values()
     ]
     pipelined = any(c.strategy.pp > 1 for c in p.alternatives)
     rejected = any(c.rejected for c in p.alternatives)

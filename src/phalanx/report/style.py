@@ -42,11 +42,14 @@ def size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def between_fields(strategy: object, width: int = 56) -> str:
-    """Write a strategy's line in lines of at most `width` columns, broken between fields."""
+_STRATEGY_COLUMNS = 56
+
+
+def between_fields(strategy: object) -> str:
+    """Write a strategy's line in lines of at most _STRATEGY_COLUMNS, broken between fields."""
     lines = [""]
     for field in str(strategy).split(","):
-        if lines[-1] and len(lines[-1]) + 1 + len(field) > width:
+        if lines[-1] and len(lines[-1]) + 1 + len(field) > _STRATEGY_COLUMNS:
             lines[-1] += ","
             lines.append("")
         lines[-1] += f",{field}" if lines[-1] else field

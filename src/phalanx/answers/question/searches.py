@@ -29,7 +29,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     more. Then, where the stack has the option: with gradients accumulated in shards; if there is a file, with the
     optimizer's state on the host, where a key moves it alone, and the parameters too. Last: with any degrees."""
     said, row = _said(query), row_of(stack) if stack in STACKS else None
-    degrees = [n for n in (row.coded if row else ()) if getattr(layout, n, None) in (None, 1)]
+    degrees = [n for n in (row.fields_in_code if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
     limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
     named, has = f"{said} {query.options}", row.options if row else {}

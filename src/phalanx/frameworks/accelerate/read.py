@@ -87,9 +87,9 @@ def on_host(offload: Mapping[str, str | None] | None) -> dict[str, Any]:
     return {"parameter_offload": True, "optimizer_offload": 1.0} if away else {}
 
 
-def checkpointed_to_host(keys: Keys, table: str = "fsdp_config") -> dict[str, Any]:
+def checkpointed_to_host(keys: Keys) -> dict[str, Any]:
     """Return the option of checkpoints that are kept on the host (huggingface/accelerate pull 4175)."""
-    names = (f"{table}.fsdp_activation_checkpointing_offload", f"{table}.activation_checkpointing_offload")
+    names = ("fsdp_config.fsdp_activation_checkpointing_offload", "fsdp_config.activation_checkpointing_offload")
     return {"activation_offload": ALL_BLOCKS} if keys.truth(names, "options.activation_offload") else {}
 
 

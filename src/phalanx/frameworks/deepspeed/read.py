@@ -13,9 +13,9 @@ GRADIENT_BYTES = 2
 """Bytes of a gradient in a bucket: gradients are in the type of the parameters."""
 
 
-def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
+def offloaded(keys: Keys) -> dict[str, str | None]:
     """Return the devices of the optimizer's state (`optimizer`) and of parameters (`param`): none, cpu or nvme."""
-    z = f"{at}zero_optimization"
+    z = "zero_optimization"
     result: dict[str, str | None] = {}
     for name, old in (("optimizer", "cpu_offload"), ("param", "cpu_offload_params")):
         device = keys.take(f"{z}.offload_{name}.device", f"offload.{name}")
@@ -24,23 +24,23 @@ def offloaded(keys: Keys, at: str = "") -> dict[str, str | None]:
     return result
 
 
-def stage(keys: Keys, at: str = "") -> int | None:
+def stage(keys: Keys) -> int | None:
     """Return the level of ZeRO: 0 without a table, as DeepSpeed has it."""
-    table = keys.take(f"{at}zero_optimization", "strategy.zero")
-    keys.understood.pop(f"{at}zero_optimization", None)
+    table = keys.take("zero_optimization", "strategy.zero")
+    keys.understood.pop("zero_optimization", None)
     if isinstance(table, bool):
-        keys.understood[f"{at}zero_optimization"] = "strategy.zero"
+        keys.understood["zero_optimization"] = "strategy.zero"
         return int(table)
     if not isinstance(table, dict):
         return 0
-    return zero_level(keys.take(at + KEYS["strategy.zero"], "strategy.zero", 0))
+    return zero_level(keys.take(KEYS["strategy.zero"], "strategy.zero", 0))
 
 
-def precision(keys: Keys, at: str = "") -> str | None:
+def precision(keys: Keys) -> str | None:
     """Return the type of products: fp32 where neither table enables another; None where one says `auto`."""
     number_format: str | None = "fp32"
     for name, tables in (("fp16", ("fp16",)), ("bf16", ("bf16", "bfloat16"))):
-        enabled = keys.take(tuple(f"{at}{t}.enabled" for t in tables), "job.precision")
+        enabled = keys.take(tuple(f"{t}.enabled" for t in tables), "job.precision")
         if enabled is not None and truth(enabled) is None:
             number_format = None if number_format == "fp32" else number_format
         elif truth(enabled):
@@ -48,55 +48,55 @@ def precision(keys: Keys, at: str = "") -> str | None:
     return number_format
 
 
-def bucket_buffers(keys: Keys, level: int | None, at: str = "") -> dict[str, str]:
+def bucket_buffers(keys: Keys, level: int | None) -> dict[str, str]:
     """Return the option of the buffers that gradients are copied into, of a bucket each, where it is not the default:
     none, or below level 3 one unless reductions overlap the backward pass (deepspeed/runtime/zero/config.py:384)."""
-    copies = keys.truth(f"{at}zero_optimization.contiguous_gradients", "options.bucket_buffers")
-    overlaps = keys.truth(f"{at}zero_optimization.overlap_comm", "options.bucket_buffers")
+    copies = keys.truth("zero_optimization.contiguous_gradients", "options.bucket_buffers")
+    overlaps = keys.truth("zero_optimization.overlap_comm", "options.bucket_buffers")
     if not level or (copies is not False and (overlaps or level == 3)):
         return {}
     return {"bucket_buffers": "none" if copies is False else "one"}
 
 
-def engine_settings(keys: Keys, at: str = "") -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Return (options, fields of Strategy, job) of DeepSpeed's table. `at`: its path, with its dot."""
-    z = f"{at}zero_optimization"
-    where = offloaded(keys, at)
-    options: dict[str, Any] = dict(bucket_buffers(keys, stage(keys, at), at))
+def engine_settings(keys: Keys) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return (options, fields of Strategy, job) of DeepSpeed's table."""
+    z = "zero_optimization"
+    where = offloaded(keys)
+    options: dict[str, Any] = dict(bucket_buffers(keys, stage(keys)))
     if where["optimizer"] != "none":
         options["optimizer_offload"] = keys.number(f"{z}.offload_optimizer.ratio", "options", 1.0)
     if where["param"] != "none":
         options["parameter_offload"] = True
     for name in ("gradients", "reduce"):
-        word = keys.take(at + KEYS[f"options.{name}"], f"options.{name}")
+        word = keys.take(KEYS[f"options.{name}"], f"options.{name}")
         if (value := KEYS.value(f"options.{name}", word)) is not None:
             options[name] = value
-    if keys.truth(f"{at}bf16.bf16_optimizer_states", "options.first_moment"):
+    if keys.truth("bf16.bf16_optimizer_states", "options.first_moment"):
         options |= {"first_moment": "bfloat16", "second_moment": "bfloat16"}
-        keys.take(f"{at}bf16.bf16_master_weights_and_grads", "options.first_moment")
-    kind = str(keys.take(f"{at}optimizer.type", "job.optimizer", "") or "")
-    if kind and keys.truth(f"{at}optimizer.params.torch_adam", "options.update"):  # in place of its own kernel
+        keys.take("bf16.bf16_master_weights_and_grads", "options.first_moment")
+    kind = str(keys.take("optimizer.type", "job.optimizer", "") or "")
+    if kind and keys.truth("optimizer.params.torch_adam", "options.update"):  # in place of its own kernel
         options["update"] = "foreach"
     if kind.lower() == "muon":
         options["optimizer"] = "muon"
-    size = keys.count(at + KEYS["strategy.bucket"], "strategy.bucket")
+    size = keys.count(KEYS["strategy.bucket"], "strategy.bucket")
     fields: dict[str, Any] = {"bucket": size * GRADIENT_BYTES / 2**20} if size else {}
     job: dict[str, Any] = {}
-    if (clip := keys.take(at + KEYS["job.clip"], "job.clip")) not in (None, "auto"):
+    if (clip := keys.take(KEYS["job.clip"], "job.clip")) not in (None, "auto"):
         job["clip"] = number(clip, 0.0)
-    betas = keys.take(f"{at}optimizer.params.betas", "job.optimizer.betas")
+    betas = keys.take("optimizer.params.betas", "job.optimizer.betas")
     if isinstance(betas, list) and len(betas) == 2 and "auto" not in betas:
         job["optimizer"] = {
             "betas": tuple(number(b, 0.9) for b in betas),
-            "eps": keys.number(f"{at}optimizer.params.eps", "job.optimizer.eps", 1e-8),
-            "weight_decay": keys.number(f"{at}optimizer.params.weight_decay", "job.optimizer", 0.01),
+            "eps": keys.number("optimizer.params.eps", "job.optimizer.eps", 1e-8),
+            "weight_decay": keys.number("optimizer.params.weight_decay", "job.optimizer", 0.01),
         }
     return options, fields, job
 
 
-def shard(keys: Keys, at: str = "") -> int | None:
+def shard(keys: Keys) -> int | None:
     """Return the number of ranks over which state is sharded (MiCS); None: over all."""
-    return keys.count(at + KEYS["strategy.shard"], "strategy.shard")
+    return keys.count(KEYS["strategy.shard"], "strategy.shard")
 
 
 def read(config: Config, world: int | None = None) -> Configuration:

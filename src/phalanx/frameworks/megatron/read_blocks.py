@@ -34,7 +34,7 @@ def hybrid(flag: Flag, hidden: int, pattern: HybridPattern, fields: dict[str, An
         raise InputError("model.pattern", pattern.symbols[:80], reason)
     if sparse:
         fields = fields | {"latent": replace(fields["latent"], index=_index(flag))}
-    words, window = _attention_words(flag, [WORDS[symbol] for symbol in pattern.symbols], fields)
+    words, window = _attention_words(flag, [WORDS[symbol] for symbol in pattern.symbols])
     return fields | {"window": window} | _pattern(flag, hidden, words)
 
 
@@ -51,7 +51,7 @@ def transformer(flag: Flag, hidden: int, dense: Sequence[int], fields: dict[str,
     linear = frequency(written, layers) if kind == "gdn" else [False] * layers
     if linear is None:
         return None
-    mixing, window = _attention_words(flag, ["delta" if has else "attention" for has in linear], fields)
+    mixing, window = _attention_words(flag, ["delta" if has else "attention" for has in linear])
     fields = fields | {"window": window}
     if set(mixing) == {"attention"}:
         return fields
@@ -82,7 +82,7 @@ def _pattern(flag: Flag, hidden: int, words: list[str]) -> dict[str, Any]:
     return {"pattern": tuple(words[:n]), "mixers": tuple(mixers)}
 
 
-def _attention_words(flag: Flag, words: list[str], fields: dict[str, Any]) -> tuple[list[str], int | None]:
+def _attention_words(flag: Flag, words: list[str]) -> tuple[list[str], int | None]:
     """Return the words of blocks with each `attention` by its kind: attention, window, nope (without positions) or
     window_nope; and the window of the model, where all blocks of attention have it."""
     layers = len(words)

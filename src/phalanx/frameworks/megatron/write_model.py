@@ -62,7 +62,7 @@ def model_settings(m: ModelSpec) -> tuple[Setting, ...]:
         *_biases(m),
         *settings(("--attention-dropout", 0.0), ("--hidden-dropout", 0.0)),
         *block_settings(blocks),
-        *(_latent(m, m.latent) if m.latent else ()),
+        *(_latent(m.latent) if m.latent else ()),
         *(_experts(m.experts, blocks) if m.experts else ()),
     )
 
@@ -126,7 +126,7 @@ def _biases(m: ModelSpec) -> tuple[Setting, ...]:
     return settings(("--disable-bias-linear", True), ("--add-qkv-bias", m.qkv_bias))
 
 
-def _latent(m: ModelSpec, x: Latent) -> tuple[Setting, ...]:
+def _latent(x: Latent) -> tuple[Setting, ...]:
     return settings(
         ("--multi-latent-attention", True),
         (KEYS["model.latent.q_rank"], x.q_rank),

@@ -64,13 +64,13 @@ def groups(x: Subject) -> tuple[Group, ...]:
     flags = {s.key for g in megatron.groups(x) for s in g.settings}
     result = []
     for g in megatron.groups(x):
-        settings = [s for flag in g.settings for s in _keyed(flag, x)]
+        settings = [s for flag in g.settings for s in _keyed(flag)]
         extra = _BESIDE.get(g.title)
         result.append(Group(g.title, g.why, (*settings, *(extra(x, flags) if extra else ()))))
     return tuple(result)
 
 
-def _keyed(flag: Setting, x: Subject) -> list[Setting]:
+def _keyed(flag: Setting) -> list[Setting]:
     """Return the settings of a ConfigContainer for a flag of Megatron-LM: one, several or none."""
     key, value = flag.key, flag.value
     if key in IMPLIED or key in _WITH_OTHERS:

@@ -19,7 +19,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
     such function. None for a file without one. Raises InputError for several of which none is named."""
     module, name, function = file.module, file.name, file.function
     functions = {f.name: f for f in module.body if isinstance(f, ast.FunctionDef)}
-    providers = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f, functions)]
+    providers = [n for n, f in functions.items() if not n.startswith("_") and _returns_config(f)]
     if not providers:
         return None
     if not function and len(providers) > 1:
@@ -40,7 +40,7 @@ def tables(file: PythonFile) -> dict[str, Any] | None:
     raise InputError("file", f"{name}::{function}", "returns no Trainer.Config that can be read")
 
 
-def _returns_config(f: ast.FunctionDef, functions: dict[str, ast.FunctionDef]) -> bool:
+def _returns_config(f: ast.FunctionDef) -> bool:
     """Whether a function returns a Trainer.Config, by its signature or its return statements."""
     if f.returns is not None and ast.unparse(f.returns).endswith("Trainer.Config"):
         return True

@@ -105,7 +105,7 @@ def one_rank(
     with ExitStack() as stack:
         stack.enter_context(patch.dict(os.environ, {k: str(v) for k, v in environment.items()}))
         stack.enter_context(process_group(rank, world))
-        answers = _answers(rank, world, note)
+        answers = _answers(world, note)
         if post is not None:
             answers |= _messages(post)
         for name, function in answers.items():
@@ -176,7 +176,7 @@ def _chunks(tensor: Tensor, count: int, dim: int) -> list[Tensor]:
     return shards + [shards[0].new_empty(0)] * missing if missing else shards
 
 
-def _answers(rank: int, world: int, note: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
+def _answers(world: int, note: Callable[[str], None]) -> dict[str, Callable[..., Any]]:
     """Return the replacements of functions of torch.distributed, by name."""
     requested = "nccl"
     helper = distributed_c10d._new_process_group_helper

@@ -23,7 +23,7 @@ def part_of(cluster: ClusterSpec, gpus: Sequence[int]) -> ClusterSpec:
     tiers: list[Tier] = []
     narrowest, below, size = np.inf, 1, 1
     for tier in cluster.tiers:
-        size = _in_a_block(cluster, numbers, tier)
+        size = _in_a_block(numbers, tier)
         uplink = tier.uplink_bandwidth_bytes_per_s_per_direction
         narrowest = min(narrowest, np.inf if uplink is None else uplink)
         if size > below or tier is cluster.tiers[-1]:
@@ -38,7 +38,7 @@ def part_of(cluster: ClusterSpec, gpus: Sequence[int]) -> ClusterSpec:
     return replace(cluster, ranks_per_node=node, nodes=nodes, tiers=tuple(tiers), collectives=fits)
 
 
-def _in_a_block(cluster: ClusterSpec, gpus: np.ndarray, tier: Tier) -> int:
+def _in_a_block(gpus: np.ndarray, tier: Tier) -> int:
     """Return the ranks that each block of a tier holds; they are neighbours."""
     block = gpus // tier.ranks
     starts = np.flatnonzero(np.diff(block, prepend=-1) != 0)

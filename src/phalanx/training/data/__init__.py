@@ -125,7 +125,7 @@ def prepare(train: Train, vocab: int, cache: Path, announce: Callable[[str], Non
     path, tokenizer = Path(train.data), encode.load(train, vocab)
     if train.data != SHIPPED:
         if (index := ids.megatron_index(path)) is not None:
-            return ids.from_megatron(index, train, tokenizer, vocab, cache, announce)
+            return ids.from_megatron(index, tokenizer, vocab, cache, announce)
         if ids.is_flat(path):
             return ids.from_flat(path, train, tokenizer, vocab, cache, announce)
     return encode.from_texts(

@@ -57,7 +57,7 @@ def megatron_index(path: Path) -> Path | None:
 
 
 def from_megatron(
-    index: Path, train: Train, choice: TokenizerChoice, vocab: int, cache: Path, announce: Callable[[str], None]
+    index: Path, choice: TokenizerChoice, vocab: int, cache: Path, announce: Callable[[str], None]
 ) -> TokenSet:
     """Open a Megatron pair, its last ids held out; documents begin where the index says. Raises InputError."""
     path = index.with_suffix(".bin")
