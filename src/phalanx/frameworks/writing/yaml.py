@@ -66,7 +66,7 @@ def _lines(tree: Mapping[str, Any], indent: str) -> list[str]:
 
 
 def _is_file(text: str) -> bool:
-    """Whether a text is lines that a literal block can hold as they are."""
+    """Whether a text is lines that a literal block holds unchanged."""
     return text.endswith("\n") and not text[0].isspace() and text.replace("\n", "").isprintable()
 
 
