@@ -41,7 +41,7 @@ from phalanx.runtime.checkpoint.async_saver import Saver
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
 from phalanx.runtime.process.environment import ALONE, external_world
-from phalanx.spec.cluster.part import part_of
+from phalanx.spec.cluster.part import subcluster
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.files.cluster_toml import cluster_from_toml, to_toml
 from phalanx.spec.files.plan import write_json
@@ -75,7 +75,7 @@ def bench() -> Iterator[Result]:
         announce(f"{RATE}: measuring the hosts for some minutes")
         run_ranks(network, 2, what="measure", cluster=str(here / "cluster.toml"))
         whole = cluster_from_toml(here / "cluster.toml")
-        part = part_of(whole, (0, 2))
+        part = subcluster(whole, (0, 2))
         plain = _seconds(part) + REST_S
 
         def measured(**how: Any) -> float:
@@ -140,7 +140,7 @@ def _seconds(part: ClusterSpec, slow: tuple[SlowLink, ...] = (), factor: list[fl
 
 def _cycle(whole: ClusterSpec, gpus: tuple[int, int], rest_s: float) -> Any:
     """Return the cycle of a job on these GPUs, in which it rests in its passes."""
-    part = part_of(whole, gpus)
+    part = subcluster(whole, gpus)
 
     def price(share: float) -> SecondsOfStep:
         x = own_pipelines(model(), part, JOB, PAIR, (SlowLink("tier", 0, share),) if share < 1 else ())

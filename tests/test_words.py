@@ -30,6 +30,14 @@ PAST = {"begun", "found", "lent", "made", "told"}
 """Names that are verbs in the past: nowhere."""
 NAMES = PAST | {"beside", "besides", "contentless", "imagined", "mend", "mends"}
 """What nothing is called: a name is a noun."""
+PRONOUNS = {
+    "all", "any", "apart", "asked", "beside", "each", "every", "few", "given", "gone", "held", "here", "it", "its",
+    "kept", "known", "least", "left", "less", "more", "most", "of", "one", "ones", "other", "others", "own", "part",
+    "said", "seen", "some", "that", "theirs", "them", "there", "these", "this", "those", "wanted", "what", "where",
+    "which", "who", "why",
+}  # fmt: skip
+PREPOSITIONS = {"at", "by", "in", "of", "on", "with"}
+"""What no function, class or constant of a module is called, and what no constant begins with: each has a noun."""
 
 FOLLOWING = (
     # Rooms that are being rewritten: take each out of this list as its last such word goes.
@@ -99,6 +107,32 @@ def test_the_words_are_the_fields() -> None:
         if not _follows(path):
             wrong += [f"{path.relative_to(ROOT)}:{use}" for use in _dialect([(path.read_text(), 1)])]
     assert not wrong, "\n".join(wrong)
+
+
+def _pronouns(source: str) -> Iterator[str]:
+    """Yield `line: name` of what a module defines without a noun."""
+    for match in _DEFINED.finditer(source):
+        for name in re.findall(r"\w+", match[1] or match[2]):
+            words = name.strip("_").lower().split("_")
+            if (PRONOUNS.issuperset(words) and name != "__all__") or (match[2] and words[0] in PREPOSITIONS):
+                yield f"{source.count(chr(10), 0, match.start()) + 1}: {name}"
+
+
+_DEFINED = re.compile(r"^(?:def|class) (\w+)|^(\w+(?:, \w+)*)(?:: [^=\n]+)? = ", re.MULTILINE)
+"""A module's functions and classes; its variables."""
+
+
+def test_what_a_module_defines_is_named_by_a_noun() -> None:
+    files = sorted((ROOT / "src").rglob("*.py"))
+    wrong = [f"{file.relative_to(ROOT)}:{name}" for file in files for name in _pronouns(file.read_text())]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "source", ["_MOST = 1", "_OF_PODS: int = 1", "A, _EACH = 1, 2", "def _said(): ...", "class Held: ..."]
+)
+def test_a_definition_without_a_noun_is_seen(source: str) -> None:
+    assert len(list(_pronouns(source))) == 1
 
 
 def test_a_room_leaves_the_list_when_it_passes() -> None:

@@ -26,7 +26,7 @@ from support.strategies import cases, evenly
 
 from phalanx.cost.analytic.profile import profile
 from phalanx.cost.ledger.flops import hardware_flops, model_flops, rank_flops
-from phalanx.cost.ledger.flow import Flow, Held, totals, whole_model
+from phalanx.cost.ledger.flow import Flow, UnitCount, totals, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, outer_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.model_shape import Shape, shape
@@ -55,7 +55,7 @@ APART = ("copies", "scales")
 EXPERTS = st.sampled_from([2, 4, 8]).flatmap(lambda ranks: cases(ranks, small=False, experts=True))
 
 
-def ledger(case: Case) -> tuple[list[Flow], Shape, LayoutColumns, Held]:
+def ledger(case: Case) -> tuple[list[Flow], Shape, LayoutColumns, UnitCount]:
     """The flows of a whole pipeline, each of its units once."""
     model, job, s = case
     sizes, how = shape(model), layout(s, job, model.layers)

@@ -22,7 +22,7 @@ from support.sizes import drawn
 from phalanx.frameworks.configuration import Configuration, Partial
 from phalanx.frameworks.deepspeed.shipped import shipped
 from phalanx.frameworks.launchers.launch import launch
-from phalanx.frameworks.launchers.launcher import Given
+from phalanx.frameworks.launchers.launcher import Allocation
 from phalanx.frameworks.launchers.manifest import is_manifest, manifest
 from phalanx.frameworks.reading import files
 from phalanx.frameworks.reading.folder import sequence_in
@@ -505,7 +505,7 @@ def test_a_job_has_the_ranks_that_are_said_or_those_of_its_nodes(
     nodes: int | None, gpus: int | None, every: int | None
 ) -> None:
     known = every is not None or (nodes is not None and gpus is not None)
-    assert Given(nodes=nodes, gpus=gpus, all_gpus=every).ranks == (
+    assert Allocation(nodes=nodes, gpus=gpus, all_gpus=every).ranks == (
         (every or (nodes or 0) * (gpus or 0)) if known else None
     )
 

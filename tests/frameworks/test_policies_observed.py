@@ -26,7 +26,7 @@ from support.stack_programs import Program
 
 from phalanx.cost.analytic.option_effects import with_number_types
 from phalanx.cost.analytic.profile import Profile, profile
-from phalanx.cost.ledger.flow import Held, totals, whole_model
+from phalanx.cost.ledger.flow import UnitCount, totals, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, parameters_of, summed_copies
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.live_bytes import live_bytes, state_bytes
@@ -160,7 +160,7 @@ def state_agrees(program: Program, ranks: list[RankObservation]) -> None:
     for place, rank in enumerate(ranks):
         mine = [i for i, of in enumerate(rank_of(s)) if of == place]
         ends = (1.0 * (0 in mine), 1.0 * (len(chunks) - 1 in mine))
-        of = parameters_of(size, how, Held((float(sum(len(chunks[i]) for i in mine)),), *ends))
+        of = parameters_of(size, how, UnitCount((float(sum(len(chunks[i]) for i in mine)),), *ends))
         params = float(of.dense)
         start = rank.start["parameters"] + rank.start["optimizer state"]
         assert start == pytest.approx(params * (each - whole - gradient)), place

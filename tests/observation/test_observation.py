@@ -437,7 +437,7 @@ def test_a_branch_that_depends_on_data_is_taken_as_named(tmp_path: Path) -> None
 
 def test_a_loop_may_ask_the_same_so_often_in_a_row_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that take turns may ask for ever."""
-    monkeypatch.setattr(recorder, "_MOST_ASKED", 5)
+    monkeypatch.setattr(recorder, "_MOST_TRUTH_VALUES", 5)
     loop: Any = SimpleNamespace(asked=("", 0))
     for place in ["a.py:1", "b.py:2"] * 20 + ["a.py:1"] * 5 + ["b.py:2"] * 5:
         recorder.FakeStepRecorder._require_end(loop, place, True)

@@ -32,7 +32,7 @@ from phalanx.observation.program import pipelines
 from phalanx.observation.program.processes import Processes
 from phalanx.observation.rank_classes import END, SECOND_MICRO_BATCH, WANTED_STEP
 from phalanx.observation.recorder.repetition import Log
-from phalanx.observation.recorder.summary import _kept
+from phalanx.observation.recorder.summary import _kept_storages
 from phalanx.observation.request import ObservationRequest
 from phalanx.observation.steady_state import SteadyState
 from phalanx.schedule.observation import Observation, RankObservation, Site
@@ -353,7 +353,7 @@ def test_what_only_a_graph_keeps_is_told_from_what_a_program_holds() -> None:
     del given_up
     names = SimpleNamespace(plain=str)
     recorder: Any = SimpleNamespace(known=known, device="cpu", position=SimpleNamespace(names=names))
-    assert [kept.site.line for kept in _kept(recorder)] == [0]
+    assert [kept.site.line for kept in _kept_storages(recorder)] == [0]
     del y, held
 
 

@@ -86,7 +86,7 @@ def _waiting() -> str:
         while (x > 2).any():
             x = torch.where(x > 2, torch.randn_like(x), x)
 
-    with patch.object(recorder, "_MOST_ASKED", 20):
+    with patch.object(recorder, "_MOST_TRUTH_VALUES", 20):
         try:
             observe(program, world=2)
         except Exception as error:

@@ -53,7 +53,7 @@ def test_rows_whose_blocks_are_alike_are_priced_as_each_alone(model, stack):
     rows = space.all_strategies(p.model, p.job, 16, replace(p.options, recompute=kinds))
     starts = np.random.default_rng(0).integers(0, len(rows) - 40, 60)
     some = rows.take((starts[:, None] + np.arange(40)).reshape(-1))
-    few = alike.FEW - 1
+    few = alike.MOST_UNGROUPED - 1
     each = [p.seconds(some.take(slice(i, i + few))) for i in range(0, len(some), few)]
     np.testing.assert_array_equal(p.seconds(some), np.concatenate(each))
 

@@ -16,7 +16,7 @@ from phalanx.cost.analytic import kernels
 from phalanx.cost.analytic.chips import system_of
 from phalanx.cost.analytic.kernels import Passes, Products
 from phalanx.cost.ledger.flops import rank_flops
-from phalanx.cost.ledger.flow import Held, totals, whole_model
+from phalanx.cost.ledger.flow import UnitCount, totals, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows
 from phalanx.cost.ledger.live_bytes import Keeps, state_bytes
 from phalanx.cost.ledger.model_shape import shape
@@ -67,7 +67,7 @@ def _products(case: Case) -> None:
     for place, kind in enumerate(sizes.kinds):
         moe = bool(kind.experts)
         router = 2 * float(how.tokens) * kind.hidden * kind.experts / s.tp  # the router's time is a constant
-        flops = rank_flops(sizes, how, Policy(), Held((*none[:place], 1.0, *none[place + 1 :])))
+        flops = rank_flops(sizes, how, Policy(), UnitCount((*none[:place], 1.0, *none[place + 1 :])))
         m = float(how.micro_batches)
         assert around + sum(ops[name] for name in inside[moe]) == pytest.approx(float(flops.products) / 3 / m)
         parts = [kernels.projections(kind, how, by)]

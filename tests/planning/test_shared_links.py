@@ -27,7 +27,7 @@ from phalanx.planning.stragglers.shared_links import (
     shared_step,
     shared_tiers,
 )
-from phalanx.spec.cluster.part import part_of
+from phalanx.spec.cluster.part import subcluster
 from phalanx.spec.cluster.presets import preset
 from phalanx.spec.cluster.spec import ClusterSpec, CollectiveFit
 from phalanx.spec.errors import InputError
@@ -104,7 +104,7 @@ def test_many_flows_leave_one_its_part_and_no_more() -> None:
 def test_a_neighbour_that_always_sends_is_a_link_at_half_of_its_rate(s: Strategy) -> None:
     """The answer of `--neighbour` to a job that never rests is that of `--slow-link tier=ethernet:0.5`."""
     first, second = np.array([0, 1, 2, 3, 8, 9, 10, 11]), np.array([4, 5, 6, 7, 12, 13, 14, 15])
-    part = part_of(CLUSTER, first.tolist())
+    part = subcluster(CLUSTER, first.tolist())
     pricing = replace(
         pricing_by_gpus(model_named("llama3-8b")[0], lambda _: part, 64, 2048, "megatron-core")(8), cluster=part
     )
@@ -152,23 +152,23 @@ def test_hidden_gradients_are_one_phase_with_passes_and_cost_nothing_until_they_
 
 def test_a_part_of_a_cluster_is_what_its_ranks_see() -> None:
     whole = preset("ethernet-a100", 4)
-    assert part_of(whole, range(32)) == whole
-    half = part_of(whole, [0, 1, 2, 3, 8, 9, 10, 11])
+    assert subcluster(whole, range(32)) == whole
+    half = subcluster(whole, [0, 1, 2, 3, 8, 9, 10, 11])
     assert (half.nodes, half.ranks_per_node, [t.ranks for t in half.tiers]) == (2, 4, [4, 8])
     uplink = whole.tiers[1].uplink_bandwidth_bytes_per_s_per_direction
     assert half.tiers[1].uplink_bandwidth_bytes_per_s_per_direction == uplink
     fits = tuple(CollectiveFit("all_reduce", 2, 1e-4, 2e-10, 0.0, "native", hosts=hosts) for hosts in (1, 2))
     measured = replace(whole, collectives=fits)
-    assert part_of(measured, range(16)).collectives == fits
-    assert part_of(measured, [0, 8]).collectives == fits[:1]  # measured with eight pairs at once
-    inside = part_of(whole, range(8, 12))
+    assert subcluster(measured, range(16)).collectives == fits
+    assert subcluster(measured, [0, 8]).collectives == fits[:1]  # measured with eight pairs at once
+    inside = subcluster(whole, range(8, 12))
     assert (inside.nodes, [t.name for t in inside.tiers]) == (1, [whole.tiers[0].name])
     sites = preset("sites-h100", 32)  # 8 in a node, 128 in a site
-    spread = part_of(sites, [*range(8), *range(128, 136)])  # a node of each site sees nodes and what joins sites
+    spread = subcluster(sites, [*range(8), *range(128, 136)])  # a node of each site sees nodes and what joins sites
     assert [(t.name, t.ranks) for t in spread.tiers] == [("nvlink", 8), ("wan", 16)]
     for gpus, reason in (([0, 1, 8], "take 2, 1 neighbours"), ([0, 8, 1], "take 1, 1, 1"), ([0, 40], "are not")):
         with pytest.raises(InputError, match=reason):
-            part_of(whole, gpus)
+            subcluster(whole, gpus)
 
 
 def test_jobs_share_what_both_leave_their_blocks_by() -> None:

@@ -83,8 +83,8 @@ def test_what_is_not_proved_says_why() -> None:
 def test_all_ranks_are_proved_by_the_steps_of_several_classes() -> None:
     classes = [SimpleNamespace(seconds=1.25, proved=True, ranks=SimpleNamespace(rank=r)) for r in (0, 5, 9)]
     v: Any = SimpleNamespace(classes=classes, proved=True, target=SimpleNamespace(strategy=Strategy(dp=1024)))
-    assert list(verify._all(v)) == ["\nall 1,024 ranks proved by the steps of 3, in 3.8 s"]
+    assert list(verify._joint_verdict(v)) == ["\nall 1,024 ranks proved by the steps of 3, in 3.8 s"]
     classes[1].proved = v.proved = False
-    assert list(verify._all(v)) == ["\nNOT proved: 1 of 3 steps (rank 5)"]
+    assert list(verify._joint_verdict(v)) == ["\nNOT proved: 1 of 3 steps (rank 5)"]
     classes[2].proved = False
-    assert list(verify._all(v)) == ["\nNOT proved: 2 of 3 steps (ranks 5, 9)"]
+    assert list(verify._joint_verdict(v)) == ["\nNOT proved: 2 of 3 steps (ranks 5, 9)"]

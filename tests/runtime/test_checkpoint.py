@@ -22,7 +22,7 @@ from support.sizes import examples, sampled
 
 from phalanx.runtime.checkpoint import container, store
 from phalanx.runtime.checkpoint.async_saver import Saver, agree_on_newest
-from phalanx.runtime.checkpoint.boxes import Part, boxes, full_part, pieces, share
+from phalanx.runtime.checkpoint.boxes import TensorPart, boxes, full_part, pieces, share
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process.environment import ALONE
@@ -206,7 +206,7 @@ def test_a_run_of_elements_is_its_boxes(sizes: list[int], data: st.DataObject) -
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 7))
 def test_shares_are_a_partition(sizes: list[int], count: int) -> None:
-    parts = [Part(str(i), (n + 2,), 2, torch.arange(n)) for i, n in enumerate(sizes)]
+    parts = [TensorPart(str(i), (n + 2,), 2, torch.arange(n)) for i, n in enumerate(sizes)]
     shares = [list(share(parts, index, count)) for index in range(count)]
     for part in parts:
         mine = [p for own in shares for p in own if p.name == part.name]

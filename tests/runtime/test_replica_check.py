@@ -99,7 +99,7 @@ def test_a_checksum_does_not_depend_on_how_it_is_sliced(monkeypatch: pytest.Monk
     tensor = torch.randn(1000, dtype=torch.float64)
     tensor[7] = math.nan
     whole = int(checksum(tensor))
-    monkeypatch.setattr("phalanx.runtime.data_parallel.replica_check._AT_ONCE", 64)
+    monkeypatch.setattr("phalanx.runtime.data_parallel.replica_check._SLICE_ELEMENTS", 64)
     assert int(checksum(tensor)) == whole
 
 

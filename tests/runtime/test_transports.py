@@ -145,7 +145,7 @@ class Instant:
 def test_what_a_ring_gathers_arrives_at_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though its chunks were sent before, to be added up. Of messages too long to be received ahead."""
     monkeypatch.setattr("phalanx.runtime.comm.schedule_executor.SEGMENT", 64)
-    monkeypatch.setattr("phalanx.runtime.comm.schedule_executor._AHEAD", 256)
+    monkeypatch.setattr("phalanx.runtime.comm.schedule_executor._STAGING_BYTES", 256)
     buffer, over = torch.zeros(1024), Instant()
     steps = program(build("all_reduce", "ring", 4, 1024), me=0)
     Executor(over, grouped=False).run(steps, lambda low, high: buffer[low:high], "sum", buffer)  # type: ignore[arg-type]

@@ -79,7 +79,7 @@ def test_a_strategy_that_is_faster_is_so_by_the_shown_share(other: float, monkey
     assert "an option" not in told
     choices[0].job.options = "an option"
     assert ("(an option; tp stays on nvlink)" in report.better(_job(), _placed(_BASE), choices)) is (other < _BASE)  # type: ignore[arg-type]
-    grid = report.others(_placed(_BASE), choices)  # type: ignore[arg-type]
+    grid = report.alternatives_table(_placed(_BASE), choices)  # type: ignore[arg-type]
     rows = list(zip(*(column.cells for column in grid.columns), strict=True))
     assert [row[1] for row in rows] == [seconds(choice.placed.seconds) for choice in choices[: len(rows)]]
     assert len(rows) < len(choices)

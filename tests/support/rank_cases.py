@@ -494,7 +494,7 @@ def run_schedule(world: World, schedule: Schedule, grouped: bool, ahead: int | N
     buffer = torch.arange(schedule.size, dtype=torch.float64) + 100.0 * (world.rank + 1)
     with pytest.MonkeyPatch.context() as patch:
         if ahead is not None:
-            patch.setattr("phalanx.runtime.comm.schedule_executor._AHEAD", ahead)
+            patch.setattr("phalanx.runtime.comm.schedule_executor._STAGING_BYTES", ahead)
         return _run_schedule(world, schedule, grouped, buffer)
 
 
@@ -606,7 +606,7 @@ def without_arena(world: World, rank: int) -> str:
     """Leave one rank without an arena, so that all use torch's collectives; return this rank's messages."""
     from phalanx.runtime.comm import shm
 
-    shm._here.clear()
+    shm._arenas.clear()
     here = shm.attach()
     if world.rank == rank:
         here.arena, here.reason = None, "for a test"

@@ -21,7 +21,7 @@ from phalanx.report.pictures.files import text
 from phalanx.spec.errors import InputError
 from phalanx.textbook import exam
 from phalanx.textbook.answers import PICTURES, options_of, picture
-from phalanx.textbook.case_studies import CaseResult, _row, _why
+from phalanx.textbook.case_studies import CaseResult, _row, _savings
 from phalanx.textbook.gallery import layers
 from phalanx.textbook.gallery.data_parallel import _BLOCKS
 from phalanx.textbook.gallery.growth import RELEASES, Release
@@ -234,9 +234,9 @@ def test_a_choice_is_explained_by_the_two_terms_that_it_saves_most_on() -> None:
     used: Any = SimpleNamespace(fits=True, seconds=10.0, terms={"matmul": 5.0, "tp": 3.0, "dp": 1.5, "bubble": 0.5})
     chosen: Any = SimpleNamespace(terms={"matmul": 5.5, "tp": 1.0, "dp": 0.5, "bubble": 0.48})
     tp, dp = (TERM_NAMES[name] for name in ("tp", "dp"))
-    assert _why(used, chosen, None) == f"{tp} 20% less, {dp} 10% less"  # type: ignore[arg-type]
+    assert _savings(used, chosen, None) == f"{tp} 20% less, {dp} 10% less"  # type: ignore[arg-type]
     chosen.terms["tp"], chosen.terms["dp"] = 2.96, 1.6
-    assert _why(used, chosen, None) == ""  # type: ignore[arg-type]
+    assert _savings(used, chosen, None) == ""  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from phalanx.cli.app import app
 from phalanx.spec.strategy.spec import Strategy
 from phalanx.validate import records
 from phalanx.validate.choices import (
-    MANY,
     MODULES,
     OFFLOAD,
     SOME_BLOCKS,
+    SWEEP_SIZE,
     PublishedSweep,
     _question,
     _scaled,
@@ -68,7 +68,7 @@ def test_the_choice_among_measured_strategies(questions: list[PublishedSweep], f
 
 def test_a_sweep_is_one_question(questions: list[PublishedSweep]) -> None:
     for s in questions:
-        assert len({c.strategy for c in s.runs if is_timed(c)}) >= MANY
+        assert len({c.strategy for c in s.runs if is_timed(c)}) >= SWEEP_SIZE
         for field in ("model", "job", "profile") if s.family == "vtrain" else ("model", "job"):
             assert len({getattr(c, field) for c in s.runs}) == 1
         assert len({c.row["gpus"] for c in s.runs}) == 1

@@ -17,7 +17,7 @@ from phalanx.cost.hardware.bent import scaled_cluster
 from phalanx.frameworks.writing.source_file import file_entry
 from phalanx.measure.this_machine import default_ranks, local_cluster
 from phalanx.planning.auto import stage_split, transport
-from phalanx.planning.auto.bucket_size import GIVEN, has_buckets
+from phalanx.planning.auto.bucket_size import USER_CHOICE, has_buckets
 from phalanx.planning.auto.transport import cluster_for_transport
 from phalanx.planning.budget import Goal
 from phalanx.planning.expense.expense import Expense
@@ -246,11 +246,11 @@ def _plan(file: JobFile, cluster: ClusterSpec, chosen: Candidate, tokens: str, b
     choices = {
         "transport": file.train.transport,
         "collectives": [asdict(c) for c in transport.decide(cluster, file.train.transport)],
-        "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or GIVEN}
+        "bucket": {"bytes": chosen.strategy.bucket_bytes, "reason": chosen.bucket_reason or USER_CHOICE}
         if has_buckets(chosen.strategy)
         else None,
         "chunks": stage_split.explanation(
-            file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or GIVEN
+            file.model, cluster, file.job, chosen.strategy, chosen.layers_reason or USER_CHOICE
         ),
         "peak_flops_per_s": rates.peak_flops_per_s,
         "rates_origin": rates.origin,

@@ -22,7 +22,7 @@ from phalanx.planning.stragglers.shared_links import (
     shared_step,
     shared_tiers,
 )
-from phalanx.spec.cluster.part import part_of, ranges
+from phalanx.spec.cluster.part import ranges, subcluster
 from phalanx.spec.cluster.presets import PRESETS, resized
 from phalanx.spec.cluster.spec import ClusterSpec
 from phalanx.spec.errors import InputError
@@ -31,7 +31,7 @@ from phalanx.spec.strategy.mesh import Ranks
 from phalanx.spec.strategy.spec import Strategy
 
 _DRAWS, _STEPS = 16, 32
-_MOST = 6
+_MOST_JOBS = 6
 """The most jobs: every subset of them that may send at once is computed."""
 _PLACED = re.compile(r"(.+)@([\d,\s-]+)")
 
@@ -85,9 +85,9 @@ def on_shared_links(question: Question, on: str, neighbours: Sequence[str], seed
     `neighbours`: their files with their GPUs, such as plan.json@8-15. Without numbers a job gets the next GPUs in
     order. Raises InputError."""
     require_seed(seed)
-    if len(neighbours) >= _MOST:
+    if len(neighbours) >= _MOST_JOBS:
         reason = f"are {len(neighbours)} other jobs on one network"
-        raise InputError("neighbour", " ".join(neighbours), reason, f"name at most {_MOST - 1}")
+        raise InputError("neighbour", " ".join(neighbours), reason, f"name at most {_MOST_JOBS - 1}")
     files = [_file_and_gpus(word) for word in neighbours]
     named = [_numbers("on", on), *(_numbers("neighbour", gpus) for _, gpus in files)]
     taken = {gpu for gpus in named if gpus for gpu in gpus}
@@ -100,7 +100,7 @@ def on_shared_links(question: Question, on: str, neighbours: Sequence[str], seed
     if double := {g for gpus in placed for g in gpus if sum(g in other for other in placed) > 1}:
         raise InputError("neighbour", ranges(sorted(double)), "are GPUs of two jobs", "give each its own")
     cluster = _holding(question, max(max(gpus) for gpus in placed) + 1)
-    parts = [part_of(cluster, gpus) for gpus in placed]
+    parts = [subcluster(cluster, gpus) for gpus in placed]
     rows = [np.array(gpus, dtype=np.int64) for gpus in placed]
     groups = [sending_groups(s) for s in strategies]
     every = [[row[g] for g in of.layers + of.messages + of.gradients] for of, row in zip(groups, rows, strict=True)]

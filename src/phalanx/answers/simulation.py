@@ -260,7 +260,7 @@ def of_lengths(question: Question, line: str, seed: int) -> SimulatedStep:
         step_time_s=step.step_s,
         slowdown=step.step_s / step.even_s,
         lost_gpu_s=lost,
-        waits=tuple(Wait(_WHERE[where], s, s / lost if lost else 0.0) for where, s in gpu_s.items()),
+        waits=tuple(Wait(_PLACES[where], s, s / lost if lost else 0.0) for where, s in gpu_s.items()),
         slow=(),
         jitter=0.0,
         pipelines=int(steps.pipeline.max()) + 1,
@@ -292,7 +292,7 @@ def of_neighbours(question: Question, on: str, neighbours: Sequence[str], seed: 
     )
 
 
-_WHERE = {
+_PLACES = {
     "turns_s": "micro-batches of one pipeline that take unequally long",
     "own_s": "slow ranks themselves",
     "inside_s": "inside layers: tp, cp, ep, shards",
@@ -310,7 +310,7 @@ _LINKS = {
 def _waits(steps: list[DelayedStep], lost: float) -> list[Wait]:
     sums = {
         where: float(np.mean([getattr(s, name) for s in steps]))
-        for name, where in _WHERE.items()
+        for name, where in _PLACES.items()
         if name != "turns_s"
     }
     for axis in steps[0].links_s if any(steps[0].links_s.values()) else ():

@@ -75,7 +75,7 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
             reason = f"no such option of {context.command_path}"
             return str(InputError(error.option_name, None, reason, "; ".join(homes)))
         options = {"--help", *(option for p in context.command.params for option in p.opts)} if context else ()
-        remedy = _inside(error.option_name, _given([error.option_name], words), options)
+        remedy = _inside(error.option_name, _last_value([error.option_name], words), options)
         remedy = remedy or nearest(error.option_name, options)
         return str(InputError(error.option_name, None, "no such option", remedy))
     if name == "BadOptionUsage":
@@ -93,7 +93,7 @@ def _one_line(error: Any, words: Sequence[str]) -> str:
         elif reason.startswith("should be a valid number") and (about := getattr(param, "help", None)):
             reason = "should be a number alone"
             remedy = f"--help says: {about.rstrip('.')}"  # which has its unit
-        return str(InputError(field, _given(param.opts, words), reason, remedy))
+        return str(InputError(field, _last_value(param.opts, words), reason, remedy))
     extra = re.match(r"got unexpected extra argument\S* \((.*)\)", reason)
     if extra and not any(p.param_type_name == "argument" for p in context.command.params):
         reason = f"'{extra[1]}' is the value of no option, and this takes options alone"
@@ -159,7 +159,7 @@ def _others_with(option: str, context: Any) -> list[str]:
     return [f"{group.command_path} {name}" for name, c in commands if any(option in p.opts for p in c.params)]
 
 
-def _given(options: Sequence[str], words: Sequence[str]) -> str | None:
+def _last_value(options: Sequence[str], words: Sequence[str]) -> str | None:
     """Return the last value given to an option; None if there is none, as for an argument."""
     given = None
     for word, after in zip(words, [*words[1:], ""], strict=True):

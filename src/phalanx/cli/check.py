@@ -24,12 +24,12 @@ from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed
 from phalanx.cli.terminal import FAILED, announce, print_json
 
-_ASKED = (
+_QUESTIONS = (
     *("predict", "plan", "explain", "verify", "compare", "simulate", "serve plan"),
     *("lint", "read"),
 )
 """Commands that compute an answer and run no program of the user's."""
-_ASSERTING = _ASKED[:-2]
+_ASSERTING = _QUESTIONS[:-2]
 _LARGEST = 2**20  # bytes of a file
 
 
@@ -94,9 +94,9 @@ def _words(name: str, table: Any, parse: Any) -> list[str]:
     except ValueError as error:
         raise InputError(f"{field}.ask", table["ask"], f"is no command line: {error}") from None
     words = words[1:] if words[:1] == ["phalanx"] else words
-    asked = next((each for each in _ASKED if words[: each.count(" ") + 1] == each.split()), None)
+    asked = next((each for each in _QUESTIONS if words[: each.count(" ") + 1] == each.split()), None)
     if asked is None:
-        raise InputError(f"{field}.ask", table["ask"], "does not only compute", f"one of {', '.join(_ASKED)}")
+        raise InputError(f"{field}.ask", table["ask"], "does not only compute", f"one of {', '.join(_QUESTIONS)}")
     if "assert" in table:
         if asked not in _ASSERTING:
             reason = f"{asked} has its own exit code"

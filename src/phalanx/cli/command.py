@@ -1,7 +1,7 @@
 """A command from a function: its options are derived from parameters, docstring, and records such as Query.
 
     @command
-    def comm(query: Annotated[Query, OF_A_STRATEGY], output: Annotated[Display, "json", "save"], rate: float = 25.0):
+    def comm(query: Annotated[Query, STRATEGY_FIELDS], output: Annotated[Display, "json", "save"], rate: float = 25):
         '''Tabulate what each mesh axis of a strategy sends.
 
         --rate GB/S: Bandwidth of a rank in one direction.
@@ -164,7 +164,7 @@ def _option(hint: Any) -> Any:
     return hint
 
 
-_OF_OUTPUT = frozenset({"save", "json"})
+_OUTPUT_OPTIONS = frozenset({"save", "json"})
 
 
 def require_only(line: typer.Context, *read: str, reason: str, remedy: str = "leave it out") -> None:
@@ -172,7 +172,7 @@ def require_only(line: typer.Context, *read: str, reason: str, remedy: str = "le
     output's. Raises InputError."""
     for parameter in line.command.params:
         name = str(parameter.name)
-        if name in read or name in _OF_OUTPUT or not is_stated(line, name):
+        if name in read or name in _OUTPUT_OPTIONS or not is_stated(line, name):
             continue
         option = parameter.opts[0] if parameter.param_type_name == "option" else str(parameter.metavar or name)
         raise InputError(option, _shown(line.params[name]), reason, remedy)

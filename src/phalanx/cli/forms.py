@@ -156,6 +156,6 @@ def _about(target: Any) -> str:
     return " ".join(text.split("\n\n")[0].split())
 
 
-def given(words: Sequence[str], *options: str) -> bool:
+def has_option(words: Sequence[str], *options: str) -> bool:
     """Whether any of some options stands in the words."""
     return any(word.partition("=")[0] in options for word in words)

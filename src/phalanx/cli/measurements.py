@@ -12,8 +12,8 @@ import typer
 
 from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, require_only
-from phalanx.cli.forms import forms, given
-from phalanx.cli.options import OF_A_STRATEGY
+from phalanx.cli.forms import forms, has_option
+from phalanx.cli.options import STRATEGY_FIELDS
 from phalanx.cli.output import Display, Printed, Saved
 from phalanx.cli.terminal import announce, require_torch, require_writable
 
@@ -96,11 +96,13 @@ def _show(cluster: ClusterSpec, out: Path | None, output: Display) -> None:
     output.show(Measurement(cluster))
 
 
-_OF_ALL = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "changes")
+_LOCAL_FIELDS = ("model", "cluster", "gpus", "batch", "seq", "stack", "precision", "options", "changes")
 
 
 @command
-def of_steps(steps: list[str], query: Annotated[Query, _OF_ALL], output: Saved, out: Path | None = None) -> None:
+def of_steps(
+    steps: list[str], query: Annotated[Query, _LOCAL_FIELDS], output: Saved, out: Path | None = None
+) -> None:
     """Fit a few factors to steps that you measured on your machines, and predict with them from then on.
 
     The factors multiply the seconds of products, attention, memory-bound work, links inside and between nodes, and
@@ -117,12 +119,12 @@ def of_steps(steps: list[str], query: Annotated[Query, _OF_ALL], output: Saved, 
     output.show(calibration_of(steps, query, out))
 
 
-_OF_A_PLAN = tuple(name for name in OF_A_STRATEGY if name != "source")
+_PLAN_FIELDS = tuple(name for name in STRATEGY_FIELDS if name != "source")
 
 
 @command
 def diagnose(
-    files: list[str], query: Annotated[Query, _OF_A_PLAN], output: Saved, plan: list[Path] | None = None
+    files: list[str], query: Annotated[Query, _PLAN_FIELDS], output: Saved, plan: list[Path] | None = None
 ) -> None:
     """Compare a run's step with its plan part by part, the largest gap first, and what to do about it.
 
@@ -201,7 +203,7 @@ measure = forms(
 )
 validate = forms(
     "Predict every published run that is fully specified, and show how far off the predictions are.",
-    lambda words: next((form for form in _FILES if given(words, f"--{form}")), "times"),
+    lambda words: next((form for form in _FILES if has_option(words, f"--{form}")), "times"),
     default="times",
     times=of_times,
     choices=of_choices,

@@ -8,7 +8,7 @@ phalanx tables mesh plan.json --rank 37                             one rank's p
 from pathlib import Path
 
 from phalanx.cli.command import command
-from phalanx.cli.forms import forms, given
+from phalanx.cli.forms import forms, has_option
 from phalanx.cli.output import Saved
 
 OPTIONS = """
@@ -80,7 +80,7 @@ def of_rank(
 
 mesh = forms(
     "Show which rank is on which GPU, the groups of every axis, and over which links each group talks.",
-    lambda words: "rank" if given(words, "--rank") else "nodes",
+    lambda words: "rank" if has_option(words, "--rank") else "nodes",
     default="nodes",
     nodes=of_nodes,
     cube=of_cube,

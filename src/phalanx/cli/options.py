@@ -64,7 +64,7 @@ QUERY_TYPES = {
     **{"calibration": Path | None, "changes": list[str] | None},
 }
 """Field of a Query -> type of its option."""
-OF_A_STRATEGY = tuple(name for name in QUERY_TYPES if name != "where")
-StepQuery = Annotated[Query, OF_A_STRATEGY]
+STRATEGY_FIELDS = tuple(name for name in QUERY_TYPES if name != "where")
+StepQuery = Annotated[Query, STRATEGY_FIELDS]
 """A question about one strategy."""
 OUTPUT_TYPES = {"json": bool, "save": list[Path] | None, "strict": bool, "assertions": str | None}

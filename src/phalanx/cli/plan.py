@@ -15,7 +15,7 @@ import typer
 
 from phalanx.answers.question.query import Query
 from phalanx.cli.command import command, require_only
-from phalanx.cli.forms import forms, given
+from phalanx.cli.forms import forms, has_option
 from phalanx.cli.options import QUERY_TYPES
 from phalanx.cli.output import Display, show_notes
 from phalanx.cli.terminal import announce, require_writable
@@ -28,21 +28,21 @@ OPTIONS = """
 
 
 _HEADROOM = 0.05
-_OF_A_SEARCH = tuple(name for name in QUERY_TYPES if name not in ("source", "options"))
+_SEARCH_FIELDS = tuple(name for name in QUERY_TYPES if name not in ("source", "options"))
 
 
 def _form(words: Sequence[str]) -> str:
-    if given(words, "--from"):
+    if has_option(words, "--from"):
         return "improve"
     # A misspelt --model is answered with the options of the form that was meant.
-    misspelt = given(words, "--cluster", "--seq") and not any(word.endswith(".toml") for word in words)
-    return "model" if given(words, "--model") or misspelt else "job"
+    misspelt = has_option(words, "--cluster", "--seq") and not any(word.endswith(".toml") for word in words)
+    return "model" if has_option(words, "--model") or misspelt else "job"
 
 
 @command
 def plan_model(
     line: typer.Context,
-    query: Annotated[Query, _OF_A_SEARCH, "options"],
+    query: Annotated[Query, _SEARCH_FIELDS, "options"],
     output: Annotated[Display, "json", "save", "assertions"],
     tokens: str | None = None,
     price: float | None = None,
@@ -81,7 +81,7 @@ def plan_model(
 
     if query.stack == "all":
         reason = "needs a single stack, and --stack all only compares steps"
-        require_only(line, *_OF_A_SEARCH, "headroom", reason=reason)
+        require_only(line, *_SEARCH_FIELDS, "headroom", reason=reason)
         answer = compare_stacks(query, headroom)
         output.show(answer)
         announce(f"no plan is written; --stack {answer.stacks[0].stack} writes the fastest")
@@ -136,7 +136,7 @@ def plan_job(
 
 @command
 def improve(
-    query: Annotated[Query, _OF_A_SEARCH],
+    query: Annotated[Query, _SEARCH_FIELDS],
     output: Annotated[Display, "json", "strict", "assertions"],
     sources: list[Path],
     tries: str | None = None,

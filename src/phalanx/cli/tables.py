@@ -2,7 +2,7 @@
 mesh; and what can be named: the models and clusters that ship."""
 
 from phalanx.cli.command import command
-from phalanx.cli.forms import forms, given
+from phalanx.cli.forms import forms, has_option
 from phalanx.cli.mesh import mesh
 from phalanx.cli.options import StepQuery
 from phalanx.cli.output import Printed, Saved
@@ -13,7 +13,7 @@ policy --bytes-per-parameter: Bytes of state per parameter: 16 (weight 2, gradie
 --card: Memory of a GPU in GB.
 --params 25M: Number of parameters.
 """
-_OF_A_STEP = ("--strategy", "--cluster", "--gpus", "--batch", "--stack", "--precision", "--options")
+_STEP_OPTIONS = ("--strategy", "--cluster", "--gpus", "--batch", "--stack", "--precision", "--options")
 
 
 @command
@@ -166,9 +166,9 @@ tables = forms(
         "Memory of state and activations.",
         lambda words: (
             "params"
-            if given(words, "--params")
+            if has_option(words, "--params")
             else "model"
-            if given(words, "--model") and not given(words, *_OF_A_STEP)
+            if has_option(words, "--model") and not has_option(words, *_STEP_OPTIONS)
             else "strategy"
         ),
         strategy=memory_of_strategy,
@@ -177,7 +177,7 @@ tables = forms(
     ),
     comm=forms(
         "What each mesh axis sends, and what is hidden.",
-        lambda words: "params" if given(words, "--params") else "strategy",
+        lambda words: "params" if has_option(words, "--params") else "strategy",
         strategy=comm_of_strategy,
         params=comm_of_params,
     ),
@@ -185,9 +185,9 @@ tables = forms(
         "Ridge points and the intensity of operators.",
         lambda words: (
             "params"
-            if given(words, "--params")
+            if has_option(words, "--params")
             else "chips"
-            if words[0] in ("--json", "--save") and not given(words, "--model")
+            if words[0] in ("--json", "--save") and not has_option(words, "--model")
             else "strategy"
         ),
         default="chips",
@@ -197,7 +197,7 @@ tables = forms(
     ),
     scaling=forms(
         "Strong and weak scaling; days of a training.",
-        lambda words: "params" if given(words, "--params") else "model",
+        lambda words: "params" if has_option(words, "--params") else "model",
         model=scaling_of_model,
         params=scaling_of_params,
     ),

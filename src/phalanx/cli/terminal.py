@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _SILENT_S = 10.0  # after so long without output, a line says that the command still runs
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 130
-_OF_INPUT = {
+_INPUT_ERRORS = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP),
     *(errno.EROFS, errno.ENXIO, errno.EINVAL),
 }
@@ -97,7 +97,7 @@ def exit_on_error(speaks: bool = False) -> Iterator[None]:
         raise
     except OSError as error:
         announce(f"error: {os_error_words(error)}")
-        raise typer.Exit(WRONG_INPUT if error.errno in _OF_INPUT else FAILED) from None
+        raise typer.Exit(WRONG_INPUT if error.errno in _INPUT_ERRORS else FAILED) from None
     except OverflowError as error:
         announce(f"error: numbers: are too large to compute with ({error}); give some of a usual size")
         raise typer.Exit(WRONG_INPUT) from None

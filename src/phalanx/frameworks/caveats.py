@@ -69,7 +69,7 @@ COMPILED = Caveat(
 """docs/gpu.md: a scale on the GPU keeps the kernels that cast from being vectorised."""
 
 
-OF_GPUS = Caveat(
+FITTED_ON_GPUS = Caveat(
     "assumed", (), "the stack runs on GPUs, not on TPUs: it is priced as if it did", ("layout", "time", "memory")
 )
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from phalanx.frameworks import verdicts
 from phalanx.frameworks.keys import KeyTable
-from phalanx.frameworks.values import MOST, count, number, product, truth
+from phalanx.frameworks.values import LARGEST_COUNT, count, number, product, truth
 from phalanx.frameworks.verdicts import Verdict
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS, ZeroLevel
@@ -353,4 +353,4 @@ def shown(key: str) -> str:
 def _states(value: Any) -> bool:
     if isinstance(value, float):
         return 0 <= value < 1e15
-    return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= MOST)
+    return isinstance(value, bool | str) or (isinstance(value, int) and 0 <= value <= LARGEST_COUNT)

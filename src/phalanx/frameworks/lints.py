@@ -39,10 +39,10 @@ from phalanx.frameworks.values import count, product, truth
 from phalanx.spec.rows import record
 from phalanx.spec.strategy import where
 
-Found = Iterator[tuple[str, str, str]]
+Mistakes = Iterator[tuple[str, str, str]]
 """(key, problem, remedy) of each mistake."""
 ROOT = Path(__file__).parent
-_OF_LAUNCH = ("asked", "unranked")
+_LAUNCH_FIELDS = ("asked", "unranked")
 _DEGREES = ("tp", "pp", "cp", "ep", "virtual")
 _LAYOUT = {f.name for f in fields(StatedLayout)}
 
@@ -54,7 +54,7 @@ class Lint:
     name: str
     issue: str
     """Where it was reported: owner/repository#number."""
-    examine: Callable[[Config, Configuration], Found]
+    examine: Callable[[Config, Configuration], Mistakes]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class LintRow:
         """Return the number that a name has in a configuration; None where it is not stated."""
         if name in self.numbers:
             return Keys(c).count(tuple(self.numbers[name]), "")
-        if name in _OF_LAUNCH:
+        if name in _LAUNCH_FIELDS:
             return getattr(c.get("launched"), name, None)
         if name in _DERIVED:
             return _DERIVED[name](s)
@@ -148,7 +148,7 @@ class LintRow:
         value = getattr(s, name)
         return 1 if value is None and name in _DEGREES and name not in self.stated else value
 
-    def examine(self, c: Config, x: Configuration) -> Found:
+    def examine(self, c: Config, x: Configuration) -> Mistakes:
         """Yield the mistake where every condition of the row holds."""
         s, env = x.layout, c.get("env")
         variables = env if isinstance(env, Mapping) else {}
@@ -213,7 +213,7 @@ def _rows(path: Path) -> tuple[Lint, ...]:
     return tuple(Lint(row.name, row.issue, row.examine) for row in rows)
 
 
-def _unknown_flag(_: Config, x: Configuration) -> Found:
+def _unknown_flag(_: Config, x: Configuration) -> Mistakes:
     """Yield unknown flags that differ by a letter or two from one of Megatron-LM's; others may be flags of a fork."""
     for key, near in x.unknown.items():
         name, other = (text.rpartition(".")[2].lstrip("-").replace("_", "-") for text in (key, near))
@@ -221,7 +221,7 @@ def _unknown_flag(_: Config, x: Configuration) -> Found:
             yield name, "is not a flag of Megatron-LM, which stops at it", f"--{other}"
 
 
-def _typo(c: Config, x: Configuration) -> Found:
+def _typo(c: Config, x: Configuration) -> Mistakes:
     """Yield misspelt keys, but of no other dialect with the same tables (GPT-NeoX, axolotl): it has keys of its
     own."""
     dialect = {"base_model", "deepspeed", "fsdp"} & set(c) or x.layout.pp is not None
@@ -236,7 +236,7 @@ def _typo(c: Config, x: Configuration) -> Found:
             yield key, "is not a key of the framework, which ignores it", f"did you mean {near}"
 
 
-_OF_NAMES = (
+_NAME_PATTERNS = (
     Lint("unknown-flag", "NVIDIA/Megatron-LM#394", _unknown_flag),
     Lint("silent-typo", "deepspeedai/DeepSpeed#653, #1103", _typo),
 )
@@ -246,7 +246,7 @@ _OF_NAMES = (
 def lints() -> tuple[Lint, ...]:
     """Return all lints: of single frameworks, of every framework, and of misspelt names."""
     own = tuple(lint for framework in FRAMEWORKS.values() for lint in lints_of(framework))
-    return own + _rows(ROOT / "lints.toml") + _OF_NAMES
+    return own + _rows(ROOT / "lints.toml") + _NAME_PATTERNS
 
 
 def lint(config: Config, read: Configuration) -> list[Mistake]:

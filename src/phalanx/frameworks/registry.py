@@ -65,7 +65,7 @@ def facts(model: ModelSpec, job: Job | None = None, s: Strategy | None = None) -
 @lru_cache(maxsize=64)
 def _operators(model: ModelSpec) -> dict[str, int]:
     """Return the number of blocks that have each of OPERATORS, and the heads and groups of recurrences, by the names
-    of stack.OF_MODEL."""
+    of stack.MODEL_FACTS."""
     counts = dict.fromkeys((*OPERATORS, "scans"), 0)
     heads = {"delta_heads": 1, "ssd_heads": 1, "ssd_groups": 1}
     for block, n in architecture(model).kinds.items():

@@ -42,7 +42,7 @@ OPERATORS = {
     "streams": "hyper-connections",
 }
 """Operators that not every stack runs, in plain words; rules read the number of blocks that have one."""
-OF_MODEL = (
+MODEL_FACTS = (
     *("blocks", "heads", "kv_heads", "experts", "top_k", "seq", "batch", "tied", "dense_blocks"),
     *OPERATORS,
     *("scans", "delta_heads", "ssd_heads", "ssd_groups"),
@@ -221,7 +221,7 @@ class Stack:
     @cached_property
     def conditions(self) -> tuple[tuple[Rule, tuple[where.Condition, ...]], ...]:
         """Every rule with its parsed condition. Raises InputError for a rule that cannot be read."""
-        known = (*FIELDS, *OPTION_FIELDS, *DERIVED, *OF_MODEL)
+        known = (*FIELDS, *OPTION_FIELDS, *DERIVED, *MODEL_FACTS)
         return tuple((r, where.parse(r.when, known, WORDS, f"{self.name} rule")) for r in self.rules)
 
     @cached_property
@@ -244,7 +244,7 @@ class Stack:
         self, s: Strategy, options: StackOptions | None = None, about: Mapping[str, Any] | None = None
     ) -> Refusal | None:
         """Return why the stack does not run a strategy with these options, or None if it does. `about`: names of
-        OF_MODEL and DERIVED that are known, with their numbers."""
+        MODEL_FACTS and DERIVED that are known, with their numbers."""
         options = options or StackOptions()
         if self.documented and (illegal := self._illegal(s, options, about)):
             return illegal

@@ -23,7 +23,7 @@ MOST_KEYS = 5_000
 _LONGEST_YAML = 2**18
 """Characters of the longest document: PyYAML reads some 50 KB a second."""
 _MOST_VALUES = 100_000  # of a YAML document
-_IN_JSON = re.compile(r'\s*\{\s*["}]')
+_JSON_START = re.compile(r'\s*\{\s*["}]')
 """How JSON begins, which a YAML file may hold."""
 _REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 _DEEPEST = 8
@@ -38,7 +38,7 @@ def documents(text: str, suffix: str, where: str) -> list[Any]:
             values: list[Any] = [tomllib.loads(text)]
         elif suffix == ".json":
             values = [json.loads(text)]
-        elif _IN_JSON.match(text) and "\n---" not in text:
+        elif _JSON_START.match(text) and "\n---" not in text:
             try:
                 values = [json.loads(text)]
             except json.JSONDecodeError:  # with comments, as GPT-NeoX writes it

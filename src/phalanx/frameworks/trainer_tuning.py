@@ -30,7 +30,7 @@ _TARGETS = ("lora_target", "lora_target_modules", "lora_modules", "target_module
 _MAGNITUDES = ("use_dora", "peft_use_dora")
 _DROPOUT = 0.05
 """Default of TRL's adapters (trl/trainer/model_config.py: lora_dropout); other programs have none."""
-_OF_LORA = {"lora", "qlora", "dora", "pissa"}
+_LORA_METHODS = {"lora", "qlora", "dora", "pissa"}
 _WHOLE = {"full", "none", ""}
 _UPDATES = {name: {"update": "foreach"} for name in ("adamw_torch", "adamw_hf")} | {
     name: {"first_moment": "float8", "second_moment": "float8"}
@@ -79,8 +79,8 @@ def adapter_options(keys: Keys, at: str = "") -> tuple[dict[str, Any], str]:
     switch = of(_SWITCHES, "options.lora")
     stated = of(_RANKS, "options.lora")
     rank = count(stated)
-    trains = method in _OF_LORA or truth(switch) is True or (not method and switch is None and rank is not None)
-    if method not in _OF_LORA | _WHOLE:
+    trains = method in _LORA_METHODS or truth(switch) is True or (not method and switch is None and rank is not None)
+    if method not in _LORA_METHODS | _WHOLE:
         return {}, f"{method} trains another part of the model than all of it or adapters"
     base = _base(keys, at, of, method)
     if not trains:
@@ -138,7 +138,7 @@ SLICED = (
 its loss one of slices: unsloth.ai/blog/llama3-3."""
 WHOLE_LOGITS = "all logits are made, as by TRL's SFTTrainer before 1.7; since, its loss_type is chunked_nll"
 """huggingface/trl#5846."""
-_OF_SFT = (
+_SFT_ARGUMENTS = (
     *("dataset_text_field", "assistant_only_loss", "completion_only_loss", "pad_to_multiple_of"),
     *("eval_packing", "packing_strategy"),
 )
@@ -173,7 +173,7 @@ def loss_options(keys: Keys, at: str, plain: bool) -> tuple[dict[str, Any], tupl
         keys.understood[f"{at}loss_type"] = _LOSS
         return {"cross_entropy": "linear"}, ()
     fused = keys.truth(f"{at}liger_cross_entropy", _LOSS) or (whole and keys.truth(f"{some}cross_entropy", _LOSS))
-    if not fused and named is None and isinstance(config, Mapping) and not config.keys().isdisjoint(_OF_SFT):
+    if not fused and named is None and isinstance(config, Mapping) and not config.keys().isdisjoint(_SFT_ARGUMENTS):
         return {}, (WHOLE_LOGITS,)
     return ({"cross_entropy": "fused"} if fused else {}), ()
 

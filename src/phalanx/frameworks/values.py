@@ -7,12 +7,12 @@ from typing import Any
 
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
-MOST = 10**12
+LARGEST_COUNT = 10**12
 """The largest number that is read as a count, so that products of a few stay finite."""
 
 
 def count(value: Any) -> int | None:
-    """Return a positive whole number up to MOST, also written as text or with separators; None for anything else."""
+    """Return a positive whole number up to LARGEST_COUNT, as text or with separators too; None for anything else."""
     if isinstance(value, bool):
         return None
     if isinstance(value, str):
@@ -20,7 +20,7 @@ def count(value: Any) -> int | None:
         value = int(text) if re.fullmatch("[0-9]{1,15}", text) else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    return value if isinstance(value, int) and 0 < value <= MOST else None
+    return value if isinstance(value, int) and 0 < value <= LARGEST_COUNT else None
 
 
 def words_of(value: Any) -> list[str]:

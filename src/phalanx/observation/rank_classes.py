@@ -34,7 +34,7 @@ from phalanx.schedule.observation import RankObservation
 
 SECOND_MICRO_BATCH, WANTED_STEP, END = range(3)
 """Places in an observed program where a rank may pause, in the order in which it reaches them."""
-_MOST = 128
+_MOST_RANKS = 128
 """The most ranks that are observed to find classes."""
 
 
@@ -161,7 +161,7 @@ def _follow(
 ) -> None:
     """Observe a rank and all that it exchanges messages with, directly or through others, except `known` ones."""
     waiting, seen = [rank], set(known)
-    while waiting and len(seen) - len(known) < _MOST:
+    while waiting and len(seen) - len(known) < _MOST_RANKS:
         rank = waiting.pop(0)
         if rank in seen:
             continue

@@ -22,7 +22,7 @@ from phalanx.spec.job import Job, Precision
 from phalanx.spec.model.presets import PRESETS as MODELS
 from phalanx.spec.model.spec import MODEL_FIELDS, ModelSpec
 
-_MOST = {"gpus": 10**7, "batch": 10**9}
+_LARGEST_COUNTS = {"gpus": 10**7, "batch": 10**9}
 """Upper limits: a larger number is a typing error, and enumerating its divisors would take minutes."""
 _PCIE = 64e9  # bytes/s, generation 5, 16 lanes
 _FASTEST_NIC = 100e9
@@ -154,8 +154,8 @@ def require_counts(*given: tuple[str, int]) -> None:
     for name, count in given:
         if count < 1:
             raise InputError(name, count, "must be at least 1")
-        if count > _MOST.get(name, count):
-            raise InputError(name, count, "is more than any cluster has", f"at most {_MOST[name]:,}")
+        if count > _LARGEST_COUNTS.get(name, count):
+            raise InputError(name, count, "is more than any cluster has", f"at most {_LARGEST_COUNTS[name]:,}")
 
 
 def require_plausible(cluster: ClusterSpec) -> None:

@@ -28,7 +28,7 @@ _COPY_BYTES_PER_S = 20e9
 _PAUSE_S = 0.4
 """How long an asynchronous save stops a training in addition to that copy: 0.5 s in all, for 1.5 and 2.25 GB a GPU
 (DLRover, megatron_flash_checkpoint.md)."""
-_TO_PEER_BYTES_PER_S = 5e9
+_PEER_BYTES_PER_S = 5e9
 _LEAST_SHARE = 0.01
 """Useful share of the time below which a training is refused."""
 _MOST_FAILURES = 200_000
@@ -201,7 +201,7 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
     writing = max(-(-trained.writers * trained.nodes // trained.gpus), 1)
     write, read_ = storage.write(writing), storage.read(trained.nodes)
     if given.checkpoint == "replicated":
-        write = read_ = trained.nodes * _TO_PEER_BYTES_PER_S
+        write = read_ = trained.nodes * _PEER_BYTES_PER_S
         take("memory of two nodes", "5 GB/s a node", "estimated: a 400 Gb/s link shared with the training")
     save_s = given.save_s if given.save_s is not None else trained.checkpoint_bytes / write
     load_s = given.load_s if given.load_s is not None else trained.checkpoint_bytes / read_

@@ -34,7 +34,7 @@ def kill_cost(
         hours = trained.gpus * (cause.detect_s + restart + again) / 3600
         restarts.append(Restart(kind.name, cause.detect_s, restart, again, hours))
         interval = interval or premise.interval_s
-        taken |= {t.what: f"{t.what}: {t.value} ({t.source})" for t in premise.taken if t.what in _SAID}
+        taken |= {t.what: f"{t.what}: {t.value} ({t.source})" for t in premise.taken if t.what in _COMMON_PRESETS}
     return KilledStep(
         what=f"{'node' if kill.takes_node else 'rank'} {kill.number}",
         at_s=at_s,
@@ -46,7 +46,7 @@ def kill_cost(
     )
 
 
-_SAID = ("failures", "storage", "spares")
+_COMMON_PRESETS = ("failures", "storage", "spares")
 """Presets that every kind of restart has in common."""
 
 

@@ -15,7 +15,7 @@ from phalanx.report.gallery.mesh import coordinates_of, cube, cube_axes
 from phalanx.report.pictures.figure import Picture
 from phalanx.report.pictures.scene import FILLS
 from phalanx.report.style import count_words
-from phalanx.report.view import Part, View
+from phalanx.report.view import View, ViewPart
 
 NODES_SHOWN = 16
 
@@ -39,7 +39,7 @@ def view(a: RankMap | MeshGroups | RankPlace, cube: bool = False) -> View:
         f"{p.strategy}: {count_words(p.world, 'rank')} on {count_words(len(list(p.ranks_by_host())), 'node')} of "
         f"{p.cluster.name}, axes {p.strategy.order} from the outermost to the innermost\n"
     )
-    drawing: list[Part] = list(slices(p)) if cube else [partial(nodes, p, axis)]
+    drawing: list[ViewPart] = list(slices(p)) if cube else [partial(nodes, p, axis)]
     layers = [stages(a.stages)] if a.stages else []
     return View([heading, *drawing, *([axes(p)] if axis_names(p) else []), *layers], "mesh", pictures)
 

@@ -17,7 +17,7 @@ from phalanx.answers.schedules.pipeline import (
 )
 from phalanx.cost.pipeline_time import PricedSchedule
 from phalanx.planning.tables.table import Sheet, columns
-from phalanx.report.view import Part, View
+from phalanx.report.view import View, ViewPart
 
 if TYPE_CHECKING:
     from phalanx.report.pictures.figure import Picture
@@ -43,7 +43,7 @@ def _proof(p: ScheduleProof) -> str:
     return f"{p.schedule}: {proved if p.proved else p.reason}"
 
 
-def _charts(a: PipelineDrawing) -> Iterator[Part]:
+def _charts(a: PipelineDrawing) -> Iterator[ViewPart]:
     """Yield title, chart and costs of every schedule; times of runs are seconds, so each run has its own scale."""
     groups = [[("", s) for s in a.schedules]]
     for r in a.runs:

@@ -9,7 +9,7 @@ from typing import Any
 from phalanx.answers.plan import JobPlan
 from phalanx.answers.search.model_plan import CostOfCondition, ModelPlan, PlannedStrategy
 from phalanx.cost.analytic.step import TERM_NAMES
-from phalanx.planning.auto.bucket_size import GIVEN
+from phalanx.planning.auto.bucket_size import USER_CHOICE
 from phalanx.planning.explain import decision_tree
 from phalanx.planning.search.priced import COMMUNICATION
 from phalanx.planning.tables.table import Sheet, columns
@@ -260,7 +260,7 @@ def job_plan(p: JobPlan, choices: bool = False) -> View:
     )
     parts: list[str | Sheet] = [head, _alternatives(p)]
     parts += [_search(p)] if p.worlds else []
-    if p.bucket and p.bucket["reason"] != GIVEN:
+    if p.bucket and p.bucket["reason"] != USER_CHOICE:
         parts.append(f"buckets of {write_bytes(p.bucket['bytes'])}: {p.bucket['reason']}")
     if p.expense.money is not None or p.expense.energy_kwh is not None:
         parts.append(f"{p.expense.of}: {in_words(p.expense, p.rates)}")

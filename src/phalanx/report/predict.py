@@ -8,7 +8,7 @@ from dataclasses import replace
 from phalanx.answers.explanation import Explanation, OperatorIntensity
 from phalanx.answers.prediction import Prediction
 from phalanx.answers.question.question import Premises
-from phalanx.cost.analytic.compression import MOST, Payment
+from phalanx.cost.analytic.compression import LARGEST_GROUP, Payment
 from phalanx.cost.analytic.step import FORMULAS, TERM_NAMES
 from phalanx.planning.budget import short_number
 from phalanx.planning.search import HEADROOM
@@ -135,7 +135,7 @@ def _payment(p: Payment, by_bytes: str) -> Iterator[tuple[str, str, str]]:
     parts = f"all-reduce {seconds(p.dense_s)}; compressed {seconds(p.sent_s)}, coding {seconds(p.coding_s)}"
     yield "compression", f"{'saves' if gain > 0 else 'costs'} {seconds(abs(gain))}", f"alone, {parts}"
     pays = "never" if p.ranks is None else "with {} to {} ranks".format(*p.ranks)
-    yield "  pays", pays, f"with coding, of 2 to {MOST:,} ranks of this cluster"
+    yield "  pays", pays, f"with coding, of 2 to {LARGEST_GROUP:,} ranks of this cluster"
     if p.by_bytes is not None:
         yield "  by bytes alone", f"up to {p.by_bytes:.4g} ranks", by_bytes
 

@@ -205,7 +205,7 @@ def sweeps(scores: Mapping[str, Any]) -> Sheet:
         for links, name in _LINKS.items():
             s = by_links[links]
             if s["n"]:
-                rows.append((family, name, *(s[key] for key in _OF_SWEEPS)))
+                rows.append((family, name, *(s[key] for key in _SWEEP_COLUMNS)))
     names = columns(
         "family | links | sweeps [count] | strategies [count] | rank corr. [number] | median [share] "
         "| p90 [share] | left out p90 [share] | refused [count] | OOM [count]"
@@ -214,7 +214,7 @@ def sweeps(scores: Mapping[str, Any]) -> Sheet:
     return Sheet(title, names, rows, charted=False, keys=2)
 
 
-_OF_SWEEPS = (
+_SWEEP_COLUMNS = (
     *("n", "strategies", "spearman_median", "regret_median", "regret_p90", "regret_p90_left_out"),
     *("refused", "chosen_out_of_memory"),
 )

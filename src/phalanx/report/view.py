@@ -25,7 +25,7 @@ def report(sheets: Sequence[Sheet], pictures: Sequence[Picture] = ()) -> str:
 
 
 _UNKNOWN = "What this does not know"
-Part = str | Sheet | Callable[[int], "Text"]
+ViewPart = str | Sheet | Callable[[int], "Text"]
 """A line, a table, or a drawing in characters of at most a number of columns."""
 
 
@@ -33,7 +33,7 @@ Part = str | Sheet | Callable[[int], "Text"]
 class View:
     """Lines, tables and drawings in the order in which they are read."""
 
-    parts: Sequence[Part]
+    parts: Sequence[ViewPart]
     subject: str = ""
     """The command without `phalanx`, which names a picture of the tables."""
     pictures: Callable[[], list[Picture]] | None = None

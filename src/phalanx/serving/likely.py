@@ -24,8 +24,8 @@ from phalanx.serving.simulation.outcome import ServingOutcome
 from phalanx.validate.intervals import SHARE
 
 FILE = Path(__file__).with_name("likely.json")
-AT_ONCE, LIMITED = "all at once", "a number at once"
-AT_A_RATE = "at a rate"
+BURST, CAPPED = "all at once", "a number at once"
+ARRIVAL_RATE = "at a rate"
 MEASURED = frozenset(("A100", "H100", "H200", "B200", "GB200", "GB300", "RTX-PRO-6000", "GB10"))
 """Chips of the published runs."""
 _KEPT_UP = 0.95
@@ -84,7 +84,7 @@ def kind_of(q: ServingQuestion, c: ServingCandidate) -> str | None:
     # At a rate above what the concurrent ones allow, their number is what limits.
     full = o.makespan_s is not None and q.rate * o.makespan_s > o.requests / _KEPT_UP
     limited = 0 < q.concurrency < q.requests and (full or not q.rate)
-    return f"{q.engine.name}, {LIMITED if limited else AT_A_RATE if q.rate else AT_ONCE}"
+    return f"{q.engine.name}, {CAPPED if limited else ARRIVAL_RATE if q.rate else BURST}"
 
 
 def slowed(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> Slowed:
@@ -157,7 +157,7 @@ def likely(q: ServingQuestion, c: ServingCandidate, of: Slowed) -> tuple[tuple[L
 def capacity_range(q: ServingQuestion, requests_per_s: float) -> tuple[float, float]:
     """Return the likely range of a predicted capacity: slowness of its engine in bursts, which are as long as it
     takes to answer them."""
-    known = _table()[f"{q.engine.name}, {AT_ONCE}"]["makespan_s"]
+    known = _table()[f"{q.engine.name}, {BURST}"]["makespan_s"]
     return requests_per_s / known["high"], requests_per_s / known["low"]
 
 

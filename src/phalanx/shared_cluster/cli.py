@@ -61,9 +61,9 @@ def simulate(
     from phalanx.shared_cluster.simulation.replay import cluster_of, default_policies, policies_of, read_trace, run
 
     if policy and "las" not in policy and not elastic and not preempt:
-        others = [str(p.name) for p in line.command.params if p.name != "restart_s"]
+        alternatives_table = [str(p.name) for p in line.command.params if p.name != "restart_s"]
         reason = f"is not read under {' and '.join(dict.fromkeys(policy))}, where no job is stopped"
-        require_only(line, *others, reason=reason, remedy="add --preempt, --elastic or --policy las")
+        require_only(line, *alternatives_table, reason=reason, remedy="add --preempt, --elastic or --policy las")
     require_savable(save)
     rules = placement or ["best-fit"]
     policies_of(policy or [], rules, elastic, restart_s, preempt)  # before a long trace is read
@@ -195,7 +195,7 @@ def _print(a: PlaceAnswer) -> None:
     """Print one job's placement, with the strategies that suit these GPUs better."""
     from phalanx.report import mesh as drawing
     from phalanx.report.style import terminal_table
-    from phalanx.shared_cluster.placement.report import better, lines, others
+    from phalanx.shared_cluster.placement.report import alternatives_table, better, lines
 
     screen, p = console(), a.placed.placement
     for line in lines(a.job, a.placed, a.empty):
@@ -206,7 +206,7 @@ def _print(a: PlaceAnswer) -> None:
     screen.print(drawing.nodes(p, p.coloured_axis, screen.width))
     screen.print(terminal_table(drawing.axes(p)))
     if a.others:
-        screen.print(others(a.placed, a.others))
+        screen.print(alternatives_table(a.placed, a.others))
     elif a.no_others:
         screen.print(f"no other strategy: {a.no_others}", highlight=False, soft_wrap=True)
 

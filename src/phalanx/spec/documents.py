@@ -134,7 +134,7 @@ def seal(about: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-_MOST = 1_000_000  # values of a document with its references expanded
+_MOST_VALUES = 1_000_000  # values of a document with its references expanded
 
 
 def require_finite(content: Any) -> None:
@@ -149,8 +149,8 @@ def require_finite(content: Any) -> None:
         if known is None:
             counted[id(table)] = 0
             counted[id(table)] = known = 1 + sum(count(part) if _parts(part) else 1 for part in _parts(table))
-            if known > _MOST:
-                raise ValueError(f"its references make more than {_MOST:,} values of it")
+            if known > _MOST_VALUES:
+                raise ValueError(f"its references make more than {_MOST_VALUES:,} values of it")
         return known
 
     count(content)

@@ -51,7 +51,7 @@ class PictureEntry:
 PICTURES = Rows(Path(__file__).with_name("pictures.toml"), record(PictureEntry))
 OPTIONS = ("model", "cluster", "gpus", "batch", "seq", "ranks", "params")
 """The options that `phalanx learn draw` passes to pictures."""
-_MOST = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
+_LARGEST_DRAWN = {"seq": 999_999, "ranks": 10**7, "gpus": 10**7, "batch": 10**9}
 """The largest values that are drawn."""
 
 
@@ -70,10 +70,10 @@ def picture(name: str, options: Mapping[str, Any] | None = None) -> Picture:
         if f"--{key}" not in takes:
             remedy = f"it takes {', '.join(takes) or 'no options'}"
             raise InputError(key, value, f"is nothing that {name} depends on", remedy)
-    for key, most in _MOST.items():
+    for key, most in _LARGEST_DRAWN.items():
         if options.get(key, 0) > most:
             raise InputError(key, options[key], "is too much to draw", f"use at most {most:,}")
-    require_counts(*((key, options[key]) for key in _MOST if key in options))
+    require_counts(*((key, options[key]) for key in _LARGEST_DRAWN if key in options))
     return PICTURES[name].drawing(**options)
 
 

@@ -87,7 +87,7 @@ def study(case: CaseStudy) -> CaseResult:
     best = best_on(pricing, case.gpus)
     if best is None:
         return CaseResult(case, used, seconds, None, None, "nothing fits here")
-    why = _why(used, best.priced, pricing) if used else case.note
+    why = _savings(used, best.priced, pricing) if used else case.note
     return CaseResult(case, used, seconds, best.priced, best.seconds, why)
 
 
@@ -106,7 +106,7 @@ def strategy(case: CaseStudy) -> Strategy:
     return parsed
 
 
-def _why(used: PricedStrategy, chosen: PricedStrategy, pricing: Pricing) -> str:
+def _savings(used: PricedStrategy, chosen: PricedStrategy, pricing: Pricing) -> str:
     """Name the terms on which the chosen strategy saves most."""
     if not used.fits:
         return f"as used it {priced.why_not(used, None, pricing)}"

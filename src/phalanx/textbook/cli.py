@@ -10,12 +10,12 @@ from phalanx.cli.forms import forms
 from phalanx.cli.output import Printed, Saved
 from phalanx.cli.terminal import announce
 
-OF_A_JOB = ("model", "cluster", "gpus", "batch", "seq")
+JOB_FIELDS = ("model", "cluster", "gpus", "batch", "seq")
 
 
 @command
 def draw(
-    query: Annotated[Query, *OF_A_JOB],
+    query: Annotated[Query, *JOB_FIELDS],
     output: Saved,
     name: str | None = None,
     ranks: int | None = None,
@@ -34,7 +34,7 @@ def draw(
     if moving and (name is None or not output.save or any(file.suffix == ".png" for file in output.save)):
         raise InputError("moving", None, "is for a picture as a file", "name it, with --save FILE.svg or FILE.html")
 
-    options = {key: getattr(query, key) for key in OF_A_JOB} | {"ranks": ranks, "params": params}
+    options = {key: getattr(query, key) for key in JOB_FIELDS} | {"ranks": ranks, "params": params}
     given = {key: value for key, value in options.items() if value is not None}
     output.show(drawing(name, given, moving) if name is not None else pictures(given))
 
@@ -136,7 +136,7 @@ def ways(output: Saved) -> None:
 
 
 @command
-def tree(query: Annotated[Query, *OF_A_JOB], output: Saved) -> None:
+def tree(query: Annotated[Query, *JOB_FIELDS], output: Saved) -> None:
     """Draw the usual tree of decisions; with --model, --cluster, --gpus, --batch and --seq, mark a job's path."""
     from phalanx.textbook.answers import decision_path
 

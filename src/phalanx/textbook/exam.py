@@ -23,7 +23,7 @@ from phalanx.textbook.exercises import TEXTS, Exercise, exercise
 
 _FIELDS = {"title": str, "seed": int, "students": list, "mix": dict, "own": list}
 _WORDS = {str: "a text", int: "a whole number", list: "a list", dict: "a table"}
-_MOST = 50
+_MOST_EXERCISES = 50
 _MISSES = 200
 """Draws in a row without a new question after which none is expected: the last of twelve questions is missed with a
 probability of 3e-8."""
@@ -60,11 +60,11 @@ def read(path: Path) -> Exam:
     files = [file_name(s) for s in students if isinstance(s, str)]
     if len(files) != len(students) or len(set(files)) != len(files) or not all(files) or "answers" in files:
         raise InputError("students", students, "must be names that make different files, none of them answers")
-    own = tuple(_own(entry) for entry in table.get("own", []))
+    own = tuple(_exercise(entry) for entry in table.get("own", []))
     return Exam(table.get("title", path.stem), table.get("seed", 1), tuple(students), mix, own)
 
 
-def _own(entry: object) -> Exercise:
+def _exercise(entry: object) -> Exercise:
     if not isinstance(entry, dict) or set(entry) != {"question", "answer"}:
         raise InputError("own", entry, "is no question with its answer", 'give question = "..." and answer = "..."')
     return Exercise(0, "own", str(entry["question"]), str(entry["answer"]), None, "")
@@ -82,8 +82,8 @@ def _require(key: str, count: object) -> None:
     if not names:
         known = [*TEXTS, *(t.topic for t in TEXTS.values()), *(f"level {t.level}" for t in TEXTS.values())]
         raise InputError(f"mix.{key}", count, "is no exercise, topic or level", nearest(key, dict.fromkeys(known)))
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST:
-        raise InputError(f"mix.{key}", count, f"must be from 1 to {_MOST}")
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= _MOST_EXERCISES:
+        raise InputError(f"mix.{key}", count, f"must be from 1 to {_MOST_EXERCISES}")
 
 
 def exercises_of(exam: Exam, student: str) -> list[Exercise]:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from phalanx.spec.errors import InputError
-from phalanx.traces.rank_trace import KINDS, WHERE, Floats, RankTrace, TracedCollective
+from phalanx.traces.rank_trace import KINDS, TRACKS, Floats, RankTrace, TracedCollective
 
 COMPUTING = ("attention", "experts", "products", "forward", "backward", "optimizer", "memory")
 IDLE = ("copy", "loading", "checkpoint", "allocation")
@@ -179,7 +179,7 @@ def _with_optimizer(trace: RankTrace, busy: npt.NDArray[np.bool_]) -> npt.NDArra
     spans = trace.of("optimizer", "span")
     if not spans.any():
         spans = trace.of("optimizer", "host")
-        if not spans.any() or (trace.where == WHERE.index("device")).any():
+        if not spans.any() or (trace.where == TRACKS.index("device")).any():
             return trace.kind  # annotations on the CPU do not say when kernels run
     begins, ends = union(trace.start[spans], trace.stop[spans])
     at = np.searchsorted(begins, trace.start, side="right") - 1

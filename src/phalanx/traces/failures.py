@@ -127,7 +127,7 @@ _STARTS = (
     ),
 )
 """What torch or NCCL print when ranks do not meet, and what it says."""
-_MOST = 10
+_MOST_NAMED = 10
 """Ranks that a sentence names."""
 
 
@@ -186,8 +186,8 @@ def _first(item: tuple[tuple[int, str, int | None], list[int]]) -> tuple[int, in
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    named = ", ".join(map(str, ranks[:_MOST]))
-    more = f" and {len(ranks) - _MOST} more" if len(ranks) > _MOST else ""
+    named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+    more = f" and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else ""
     return f"rank{'s' * (len(ranks) > 1)} {named}{more}"
 
 

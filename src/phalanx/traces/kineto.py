@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from phalanx.spec.errors import InputError
-from phalanx.traces.rank_trace import KINDS, WHERE, RankTrace, TraceColumns, TracedCollective, Where, kind_of, op_of
+from phalanx.traces.rank_trace import KINDS, TRACKS, RankTrace, TraceColumns, TracedCollective, Track, kind_of, op_of
 
 _WINDOW = 1 << 22
 _LONGEST = 1 << 26
@@ -25,8 +25,8 @@ _LONGEST = 1 << 26
 _GZIP, _GZIP_BITS = b"\x1f\x8b", 31
 _BETWEEN = re.compile(r"[\s,]*").match
 _PRODUCTS = KINDS.index("products")
-_DEVICE, _OP, _HOST = (WHERE.index(where) for where in ("device", "op", "host"))
-_CATEGORIES: dict[str, Where] = {
+_DEVICE, _OP, _HOST = (TRACKS.index(where) for where in ("device", "op", "host"))
+_CATEGORIES: dict[str, Track] = {
     **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset", "gpu_op"), "device"),
     "cpu_op": "op",
     **dict.fromkeys(("user_annotation", "cuda_runtime", "cuda_driver"), "host"),
@@ -165,7 +165,7 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
                 category = event["cat"]
                 where = _CATEGORIES.get(category)
                 if where is None:
-                    ours |= _own(columns, processes, event)
+                    ours |= _add_span(columns, processes, event)
                     continue
                 word = event["name"]
                 kind = kind_of(word, where)
@@ -180,7 +180,7 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
                 call = _call(word, args, about) if KINDS[kind] == "communication" else None
                 if call is not None and where in ("host", "span") and word.startswith("nccl"):
                     continue  # when it was issued; its kernel says when it ran
-                columns.add(word, kind, WHERE.index(where), start, stop, call)
+                columns.add(word, kind, TRACKS.index(where), start, stop, call)
                 processes.append(0)
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue
@@ -212,7 +212,7 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
     return [columns.trace(name, rank, world, str(known[0]) if known else "", tuple(notes))]
 
 
-def _own(columns: TraceColumns, processes: list[int], event: dict[str, Any]) -> bool:
+def _add_span(columns: TraceColumns, processes: list[int], event: dict[str, Any]) -> bool:
     """Add a span of one of our own timelines (runtime/tracing/timelines.py); return whether it is one."""
     detail, category = event.get("args"), event["cat"]
     if not isinstance(detail, dict) or "op" not in detail or not isinstance(event.get("pid"), int):

@@ -13,15 +13,15 @@ from urllib.parse import quote
 import numpy as np
 
 from phalanx.spec.errors import InputError
-from phalanx.traces.rank_trace import KINDS, WHERE, RankTrace, TraceColumns, TracedCollective, Where, kind_of, op_of
+from phalanx.traces.rank_trace import KINDS, TRACKS, RankTrace, TraceColumns, TracedCollective, Track, kind_of, op_of
 
 HEAD = b"SQLite format 3\0"
 _COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD"}
 """CUpti_ActivityMemcpyKind."""
 _PROCESS = 2**24
 """A globalTid is its globalPid plus the thread, below this."""
-_Row = tuple[Where, str, int, int, int]
-"""Where, name, start and end in ns, process."""
+_Row = tuple[Track, str, int, int, int]
+"""Track, name, start and end in ns, process."""
 
 
 def read(path: Path) -> list[RankTrace]:
@@ -39,12 +39,12 @@ def read(path: Path) -> list[RankTrace]:
                 if kind < 0 or end < start:
                     continue
                 call = TracedCollective(op_of(name)) if KINDS[kind] == "communication" else None
-                columns.add(name, kind, WHERE.index(where), start / 1e9, end / 1e9, call)
+                columns.add(name, kind, TRACKS.index(where), start / 1e9, end / 1e9, call)
                 processes.append(process)
             device = _device(base, tables)
     except (sqlite3.Error, OverflowError, TypeError, UnicodeDecodeError) as error:
         raise InputError("trace", str(path), f"cannot be read as nsys's export ({error})") from None
-    kernels = np.array(columns.where, dtype=np.int8) == WHERE.index("device")
+    kernels = np.array(columns.where, dtype=np.int8) == TRACKS.index("device")
     if not kernels.any():
         raise InputError("trace", str(path), "has no kernels", "profile steps of the training with --trace=cuda,nvtx")
     own = np.array(processes)

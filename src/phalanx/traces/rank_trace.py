@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Where = Literal["device", "op", "host", "span"]
+Track = Literal["device", "op", "host", "span"]
 KINDS = (
     *("communication", "attention", "experts", "products", "copy", "memory", "forward", "backward"),
     *("step", "optimizer", "loading", "checkpoint", "allocation", "launch", "waiting"),
 )
 """waiting: a rank's own record of a collective that blocks it; forward, backward: passes of a unit, in a trace that
 does not record operators."""
-WHERE: tuple[Where, ...] = ("device", "op", "host", "span")
+TRACKS: tuple[Track, ...] = ("device", "op", "host", "span")
 """device: kernels; op: operators on the CPU; host: annotations and calls of the driver; span: a device's
 annotations."""
 
@@ -60,7 +60,7 @@ class RankTrace:
     kind: npt.NDArray[np.int8]
     """Index into KINDS."""
     where: npt.NDArray[np.int8]
-    """Index into WHERE."""
+    """Index into TRACKS."""
     name: npt.NDArray[np.int32]
     """Index into `names`."""
     call: npt.NDArray[np.int32]
@@ -70,17 +70,17 @@ class RankTrace:
     notes: tuple[str, ...] = ()
     """What could not be used, in words."""
 
-    def of(self, kind: str, where: Where | None = None) -> npt.NDArray[np.bool_]:
+    def of(self, kind: str, where: Track | None = None) -> npt.NDArray[np.bool_]:
         """Return the mask of the activities of a kind, and of a place if given."""
         mask: npt.NDArray[np.bool_] = self.kind == KINDS.index(kind)
-        return mask if where is None else mask & (self.where == WHERE.index(where))
+        return mask if where is None else mask & (self.where == TRACKS.index(where))
 
     @property
     def on_device(self) -> npt.NDArray[np.bool_]:
         """Which activities computed, communicated or copied: kernels, or on the CPU its operators, or a
         program's own record of its passes and waits."""
-        device: npt.NDArray[np.bool_] = self.where == WHERE.index("device")
-        ops: npt.NDArray[np.bool_] = self.where == WHERE.index("op")
+        device: npt.NDArray[np.bool_] = self.where == TRACKS.index("device")
+        ops: npt.NDArray[np.bool_] = self.where == TRACKS.index("op")
         return device if device.any() else ops | self.of("communication")
 
 
@@ -145,7 +145,7 @@ def _rows() -> tuple[tuple[int, frozenset[str], re.Pattern[str]], ...]:
 
 
 @cache
-def kind_of(name: str, where: Where) -> int:
+def kind_of(name: str, where: Track) -> int:
     """Return the kind of an activity, as an index into KINDS; -1 if it is of no interest."""
     return next((kind for kind, of, pattern in _rows() if where in of and pattern.search(name)), -1)
 

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from phalanx.nn.weight_source import Weights
 from phalanx.runtime.checkpoint import manifest
-from phalanx.runtime.checkpoint.boxes import Part, full_part
+from phalanx.runtime.checkpoint.boxes import TensorPart, full_part
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.recorder import RunningPass
 from phalanx.runtime.data_parallel import logical_state, replica_check
@@ -407,7 +407,7 @@ class Training:
         """Compare the tensors that several ranks hold, all ranks together. Raises ReplicasDiffer if bits differ."""
         replica_check.compare(self.engine, self.masters, self.split)
 
-    def owned(self) -> Iterator[Part]:
+    def owned(self) -> Iterator[TensorPart]:
         """Yield the parts of a checkpoint written by this rank; all ranks together
         (runtime/data_parallel/logical_state.py)."""
         return logical_state.owned_parts(self.engine, self.masters, self.optimizer, self.split, self._outer_state)

@@ -61,7 +61,7 @@ class _Recipes:
         )
 
 
-_KNOWN = Rows(Path(__file__).with_name("recipe_options.toml"), record(_Recipes, "line"))
+_RECIPES = Rows(Path(__file__).with_name("recipe_options.toml"), record(_Recipes, "line"))
 
 
 def options_of(row: Row, s: Strategy) -> tuple[Strategy, StackOptions]:
@@ -90,7 +90,7 @@ def memory_option(row: Row) -> str:
 
 
 def _recipe(row: Row) -> _Recipes | None:
-    return next((recipes for recipes in _KNOWN.values() if recipes.has(row)), None)
+    return next((recipes for recipes in _RECIPES.values() if recipes.has(row)), None)
 
 
 def overlaps_experts(row: Row) -> bool:
@@ -106,7 +106,7 @@ def overlaps_experts(row: Row) -> bool:
     return layout in (("NeMo 25.09", "H100", "64"), ("NeMo 26.04.01", "B200", "32"))
 
 
-MANY = 5
+SWEEP_SIZE = 5
 """Minimum number of strategies measured for a question to count as a sweep."""
 _STUDIES = {
     "vtrain": "layouts were enumerated, not tuned",
@@ -124,7 +124,7 @@ _TUNED = ("NeMo", "Megatron")
 
 @dataclass(frozen=True)
 class PublishedSweep:
-    """All runs of one question, out of memory ones included, of at least MANY strategies that were timed."""
+    """All runs of one question, out of memory ones included, of at least SWEEP_SIZE strategies that were timed."""
 
     runs: tuple[Case, ...]
 
@@ -166,7 +166,7 @@ def sweeps(cases: Iterable[Case]) -> list[PublishedSweep]:
     questions: dict[Any, list[Case]] = defaultdict(list)
     for c in cases:
         questions[_question(c)].append(c)
-    groups = (runs for runs in questions.values() if len({c.strategy for c in runs if is_timed(c)}) >= MANY)
+    groups = (runs for runs in questions.values() if len({c.strategy for c in runs if is_timed(c)}) >= SWEEP_SIZE)
     return [PublishedSweep(tuple(runs)) for runs in groups]
 
 

@@ -135,8 +135,8 @@ _BASE = re.compile(r"\bbase (nf4-double|nf4|int8|gptq|float8)\b")
 _BUCKET = re.compile(r"\breduce_bucket_size (\d+)")
 """DeepSpeed's bucket, in a row's words."""
 _TARGETS = re.compile(r"target_modules: \[([^]]*)\]")
-_OF_MLPS = re.compile(r"fc|mlp|gate|up_|down_|all")
-_OF_QKV = re.compile(r"(\s*(linear_qkv|attention_qkv|[qkv]_proj)\s*,?)+")
+_MLP_MODULES = re.compile(r"fc|mlp|gate|up_|down_|all")
+_QKV_MODULES = re.compile(r"(\s*(linear_qkv|attention_qkv|[qkv]_proj)\s*,?)+")
 _QKV_ALONE = ("llama3-70b",)
 """Models with adapters on `linear_qkv` alone, which Megatron-Bridge's recipes say and its tables leave out (573cd8b,
 scripts/performance/configs/llama/llama3_llm_finetune.py, llama3_70b_lora_config_h100)."""
@@ -172,7 +172,7 @@ def _strategy(row: Row, stack: str, gpus: int) -> tuple[Strategy, int, int]:
         tp=tp,
         sp=tp > 1 and (row["sp"] in ("1", "on") or (row["sp"] == "" and "nemo" in stack)),
         cp=cp,
-        ulysses=cp if stack == "deepspeed" or row["cp_comm"].startswith(_OF_HEADS) else 1,
+        ulysses=cp if stack == "deepspeed" or row["cp_comm"].startswith(_HEAD_EXCHANGES) else 1,
         ep=ep,
         etp=row.count("etp", tp if over_tp else 1) or 1,
         pp=pp,
@@ -223,13 +223,13 @@ _OVERLAPPED = re.compile("overlap_moe_expert_parallel_comm|1f1b EP overlap", re.
 """Exchanges of tokens during another micro-batch's compute, in a row's words."""
 
 
-_OF_HEADS = ("a2a", "all-to-all")
+_HEAD_EXCHANGES = ("a2a", "all-to-all")
 """Beginnings of the column `cp_comm` where context parallelism exchanges heads; DeepSpeed's always does."""
 _DISPATCH = {"alltoall": "all_to_all", "allgather": "all_gather", "deepep": "deepep", "hybridep": "hybridep"}
 """Transports of tokens to their experts, in the column `dispatcher`."""
 _REDUCED = {"bf16": "bfloat16", "fp32": "float32"}
 """Types of gradients over the data axis, in the column `grad_reduce_dtype`."""
-_ON_HOST = re.compile(r"\boptimizer (\d+)%")
+_HOST_SHARE = re.compile(r"\boptimizer (\d+)%")
 """Share of the optimizer on the host, in the column `offload`."""
 _PRIME_RL = "prime-rl"
 """A framework whose trainer of policies computes head and loss in slices of 8,192 tokens, and whose adapters are on
@@ -245,9 +245,9 @@ def _targets(row: Row) -> str:
     if named is None:
         alone = row["framework"] == "Megatron-Bridge" and row["model"] in _QKV_ALONE
         return "qkv" if alone else "linear"
-    if _OF_QKV.fullmatch(named[1]):
+    if _QKV_MODULES.fullmatch(named[1]):
         return "qkv"
-    return "linear" if _OF_MLPS.search(named[1]) else "attention"
+    return "linear" if _MLP_MODULES.search(named[1]) else "attention"
 
 
 def _options(row: Row) -> StackOptions:
@@ -261,7 +261,7 @@ def _options(row: Row) -> StackOptions:
     flash = _FLASH.search(row["options"])
     bucket = _BUCKET.search(row["options"])
     rank, base = _RANK.search(row["peft"]), _BASE.search(row["peft"])
-    on_host = _ON_HOST.search(row["offload"])
+    on_host = _HOST_SHARE.search(row["offload"])
     packed, adapters = _PACKED.match(row["packing"]), row["task"].endswith("lora")
     return StackOptions(
         overlap_experts="on" if _OVERLAPPED.search(row["options"]) else "auto",

@@ -203,9 +203,9 @@ def scores(c: PredictionError) -> dict[str, Any]:
         reasons.setdefault(row.family or row["hardware"], Counter())[why] += 1
     summary = {
         **_scored(c, lambda row: True),
-        "by_family": {name: _scored(c, _one_of(name, lambda row: row.family)) for name in families},
-        "by_group": {name: _scored(c, _one_of(name, lambda row: row.group)) for name in groups},
-        "by_kind": {name: _scored(c, _one_of(name, kinds_of)) for name in kinds},
+        "by_family": {name: _scored(c, _in_group(name, lambda row: row.family)) for name in families},
+        "by_group": {name: _scored(c, _in_group(name, lambda row: row.group)) for name in groups},
+        "by_kind": {name: _scored(c, _in_group(name, kinds_of)) for name in kinds},
         "predicted": c.predicted,
         "skipped": {
             "n": len(c.skipped),
@@ -236,7 +236,7 @@ def kinds_of(row: Row) -> str:
     return f"{row.family}/{'MoE' if row.moe else 'dense'}"
 
 
-def _one_of(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
+def _in_group(name: str, group: Callable[[Row], str]) -> Callable[[Row], bool]:
     """Return a test of whether a row's group has this name."""
     return lambda row: group(row) == name
 

@@ -41,7 +41,7 @@ _NICS = {
     "NVLink + EFA/IB": 50e9,
     "10 GbE per node": 1.25e9 / 8,
 }
-_BY_CHIP = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
+_CHIP_RATES = {"V100": 12.5e9, "V100-16GB": 12.5e9, "A100-40GB": 25e9, "A100": 25e9}
 """Bytes/s between nodes per GPU by chip, for sources that state nothing; 50e9 for any other chip."""
 _RACK = 72
 """GPUs in the NVLink domain of a GB200 or GB300."""
@@ -67,7 +67,7 @@ def description(row: Row) -> tuple[str, int, float, bool]:
     NIC, whether the network is a cloud's own). Raises Unspecified."""
     chip = chip_name(row)
     stated = [rate for words, rate in _NICS.items() if words in row["interconnect"]]
-    nic = stated[0] if stated else _BY_CHIP.get(chip, 50e9)
+    nic = stated[0] if stated else _CHIP_RATES.get(chip, 50e9)
     node = row.count("gpus_per_node", 8) or 8
     return chip, _RACK if chip.startswith("GB") else node, nic, "EFA" in row["interconnect"]
 

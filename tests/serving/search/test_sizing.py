@@ -13,7 +13,7 @@ from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.question import ask
 from phalanx.serving.request import ServingRequest
 from phalanx.serving.search.question import ServingCandidate, SteadyEstimate, WorkerGroup
-from phalanx.serving.search.sizing import OTHERS, _with_more, fewest_gpus
+from phalanx.serving.search.sizing import ALTERNATIVES, _with_more, fewest_gpus
 from phalanx.serving.simulation.outcome import Quantiles, ServingOutcome
 from phalanx.serving.simulation.requests import equal_requests, with_arrivals
 
@@ -103,7 +103,7 @@ def test_what_else_would_do_comes_after_it_as_far_as_it_comes_next() -> None:
     needed = {1: (6,), 2: (4,), 4: (3,), 8: (2,)}
     bounds = [_candidate(n, tp=tp) for tp, (n,) in needed.items()]
     search = _Search(needed)
-    kept = _fewest(search, *bounds, others=OTHERS)
+    kept = _fewest(search, *bounds, others=ALTERNATIVES)
     assert [_counts(c) for c in kept] == [(6,), (4,), (3,)]
     assert [c.outcome is not None for c in kept] == [True] * 3
     assert [c.groups[0].layout.tp for c in _fewest(_Search(needed), *bounds)] == [1]

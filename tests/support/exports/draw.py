@@ -15,10 +15,9 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.job import Job, Train
 from phalanx.spec.model.presets import PRESETS
 from phalanx.spec.strategy.spec import Strategy, divisors
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import STAGE_OPTIONS, StackOptions
 
 CLUSTERS = ("dgx-h100", "dgx-a100")
-_OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 _HINTS = get_type_hints(StackOptions)
 _model = cache(model_named)
 
@@ -34,7 +33,7 @@ def plan(stack: Stack, rng: random.Random, models: tuple[str, ...] = tuple(PRESE
         try:
             s = _strategy(stack, rng, world, model.layers)
             o = _options(stack, rng) if options else StackOptions()
-            if s.layers != "auto" and any(name in o.changed() for name in _OF_STAGES):
+            if s.layers != "auto" and any(name in o.changed() for name in STAGE_OPTIONS):
                 continue  # they contradict each other
             check(s, model, job, None)
         except InputError:

@@ -24,7 +24,7 @@ from phalanx.spec.job import Train
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 
-_OWN = frozenset(("micro_batch", "recompute"))
+_PROGRAM_FIELDS = frozenset(("micro_batch", "recompute"))
 """Fields that programs on top of another framework set by keys of their own."""
 _WORDS = frozenset(("none", "selective", "full"))
 """Values of `recompute` that are spelt alike in files and in a Strategy."""
@@ -32,7 +32,7 @@ _SWITCHES = frozenset(("", "on", "True", "False", "true", "false"))
 """Values of a key that switches recomputation on or off."""
 _RENAMED = {("torchtitan", "shard"), ("torchtitan", "micro_batch")}
 """(framework, field) whose key was renamed in a later release, with the same meaning."""
-_OF_A_TRAINER = {"per_device_train_batch_size": "micro_batch", "gradient_checkpointing": "recompute"}
+_TRAINER_ARGUMENTS = {"per_device_train_batch_size": "micro_batch", "gradient_checkpointing": "recompute"}
 """Arguments of transformers' Trainer, which an export writes along with its configuration, and their fields."""
 
 
@@ -191,7 +191,7 @@ class FileSettings:
         """Return the field of a Strategy that a setting of the export sets; "" for other settings."""
         keys = key_table(row_of(self.q.stack).framework).keys
         fields = (k.field for k in keys if plain(k.name) == plain(key) and k.field.startswith("strategy."))
-        return _OF_A_TRAINER.get(plain(key)) or next(fields, "").removeprefix("strategy.")
+        return _TRAINER_ARGUMENTS.get(plain(key)) or next(fields, "").removeprefix("strategy.")
 
     def _in_own_words(
         self, after: FileState, changed: Mapping[str, Any], differ: Container[str], moved: Container[str]
@@ -200,7 +200,7 @@ class FileSettings:
         the export of its stack nor was `moved` by an earlier change: the micro-batch (with the accumulation that
         keeps the global batch), or whether blocks are recomputed."""
         result: dict[str, tuple[Edit, ...]] = {}
-        for name in _OWN.intersection(changed):
+        for name in _PROGRAM_FIELDS.intersection(changed):
             paths = self._own_paths(f"strategy.{name}")
             if name == "recompute" and changed[name][1] in _WORDS:
                 said = [path for path in paths if self._place(path)[1] in _WORDS]

@@ -38,7 +38,7 @@ from phalanx.spec.files.plan import Plan
 from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import DEFAULTS, StackOptions
 
-_BY_CONDITION = ("accumulate", "optimizer_offload", "parameter_offload")
+_CONDITIONAL_OPTIONS = ("accumulate", "optimizer_offload", "parameter_offload")
 """Options that a condition may set for the search alone."""
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("tp", "sp"),
@@ -56,7 +56,7 @@ GROUPS: tuple[tuple[str, ...], ...] = (
     ("dispatch",),
     ("overlap_experts",),
     ("accumulate",),
-    _BY_CONDITION[1:],
+    _CONDITIONAL_OPTIONS[1:],
 )
 """Fields that change together."""
 _WORTH = 0.002
@@ -145,7 +145,7 @@ def improve(
     """Search the strategies of a configuration's stack and return what to change. Raises InputError."""
     assert q.strategy is not None
     asked, wanted = q.pricing.extra, q.pricing.wanted
-    own = {name: reading.configuration.options.get(name, DEFAULTS[name]) for name in _BY_CONDITION}
+    own = {name: reading.configuration.options.get(name, DEFAULTS[name]) for name in _CONDITIONAL_OPTIONS}
     in_file = StackOptions(**asked.changed() | own)
 
     def pricing(count: int) -> Pricing:  # what a search may set is left to it

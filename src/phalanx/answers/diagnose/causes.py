@@ -16,7 +16,7 @@ from phalanx.traces.breakdown import COMPUTING, Breakdown
 
 LARGE = 0.02
 """Share of the step from which a gap is a finding."""
-_MORE, _SLOWER = 1.5, 1.25
+_EXCESS, _SLOWER = 1.5, 1.25
 """Ratios to the plan from which there is a cause: of the numbers of collectives, kernels or cores of attention, and
 of the seconds of a transfer."""
 _UNEVEN = 0.05
@@ -94,7 +94,7 @@ def _recomputation(e: Evidence) -> Cause | None:
     forward, backward = e.own.counts.get("forward attention", 0.0), e.own.counts.get("backward attention", 0.0)
     once = e.own.parts.get("forward", 0.0)
     remedy = f"the plan has recompute={planned}: set the same in the run, if its memory allows"
-    if planned == "none" and backward and forward / backward > _MORE:
+    if planned == "none" and backward and forward / backward > _EXCESS:
         why = f"attention's core runs {forward:.0f} times forward and {backward:.0f} times backward in a step"
         longer = sum(max(e.gaps.get(part, 0.0), 0.0) for part in (*_COMPUTING, *_REPEATED))
         return Cause("recomputation", longer, why, remedy)
@@ -266,7 +266,7 @@ def _slow_link(e: Evidence, part: str) -> Reason | None:
     use, planned = e.own.axes.get(axis), e.axes.get(axis, PlannedAxis())
     if use is None or not planned.alone_s or use.moving_s < _SLOWER * planned.alone_s:
         return None
-    if use.calls > _MORE * planned.calls + 1 or (use.bytes and use.bytes > _SLOWER * planned.bytes):
+    if use.calls > _EXCESS * planned.calls + 1 or (use.bytes and use.bytes > _SLOWER * planned.bytes):
         return None
     why = f"its collectives take {use.moving_s:.3g} s, {planned.alone_s:.3g} s planned for the same bytes"
     remedy = "run nccl-tests on these nodes; look at NCCL_DEBUG=INFO for sockets, at the ports' rates and errors"

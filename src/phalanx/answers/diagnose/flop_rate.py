@@ -45,7 +45,7 @@ class FlopRate:
     """Words for the count of FLOPs that the stated rate agrees with."""
 
 
-_ALIKE, _FEW = 2.0, 5
+_ALIKE, _LEAST_RUNS = 2.0, 5
 """Models are alike up to this ratio of their parameters; fewer runs than this are no comparison."""
 _AGREES = 0.03
 """Share by which two counts of FLOPs may differ and agree."""
@@ -70,7 +70,7 @@ def published_rates(chip: str, params: int, experts: bool, products: str) -> Pub
             ranks = float(case.layout.world)
             flops = float(model_flops(case.shape, case.layout))
             rates.append(flops / (case.measured_s * ranks * float(case.system.peak_bf16)))
-    if len(rates) < _FEW:
+    if len(rates) < _LEAST_RUNS:
         return None
     low, median, high = (float(x) for x in np.percentile(rates, (10, 50, 90)))
     return PublishedRates(len(rates), low, median, high)

@@ -18,7 +18,7 @@ from phalanx.spec.job import DTYPE_BYTES
 from phalanx.spec.number_formats import PRECISIONS
 from phalanx.spec.strategy.stack_options import StackOptions
 
-OF_COMPUTE = {f.name: word for word, f in PRECISIONS.items() if f.computes}
+PRECISION_BY_TYPE = {f.name: word for word, f in PRECISIONS.items() if f.computes}
 """Type of a job's matrix products -> the precision that prices it."""
 
 
@@ -127,7 +127,7 @@ def _number(release: str) -> float:
     return sum(part * 100.0 ** (1 - i) for i, part in enumerate(parts))
 
 
-def _less(term: str) -> Callable[[Estimate], str]:
+def _overestimate(term: str) -> Callable[[Estimate], str]:
     """Return a function that writes the largest amount by which a term of memory may be too high."""
     return lambda e: f"memory by at most {float(e.memory.terms[term]) / GIB:.1f} GiB less"
 
@@ -148,16 +148,16 @@ def _waiting(e: Estimate) -> str:
     return f"time by about {float(learned - even):.3g} s a step more"
 
 
-_BY_LIMIT: dict[str, Callable[[Estimate], str]] = {
-    "activations": _less("activations"),
-    "state": _less("state"),
+_LIMITS: dict[str, Callable[[Estimate], str]] = {
+    "activations": _overestimate("activations"),
+    "state": _overestimate("state"),
     "hidden": _more_exposed,
     "routing": _waiting,
-    "logits": _less("logits"),
+    "logits": _overestimate("logits"),
     "slices": _whole_logits,
 }
 
 
 def with_bounds(caveats: Iterable[Caveat], price: Estimate) -> tuple[Caveat, ...]:
     """Return caveats with their bounds filled in from a price, where they have a limit."""
-    return tuple(replace(c, bound=_BY_LIMIT[c.limit](price)) if c.limit else c for c in caveats)
+    return tuple(replace(c, bound=_LIMITS[c.limit](price)) if c.limit else c for c in caveats)

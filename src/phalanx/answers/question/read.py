@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.answer import Answer, plain
-from phalanx.answers.question.stated import OF_STAGES, READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
+from phalanx.answers.question.stated import READ_BY, RECOMPUTED, job_of, model_of, options_of, strategy_of
 from phalanx.frameworks.caveats import Caveat, assumption, caveats_of
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, shown
 from phalanx.frameworks.lints import Mistake, lint
@@ -21,6 +21,7 @@ from phalanx.frameworks.values import count, endless
 from phalanx.planning import lookup as names
 from phalanx.planning.explain.lint_subject import Finding
 from phalanx.spec.errors import InputError
+from phalanx.spec.strategy.stack_options import STAGE_OPTIONS
 
 UNSET = "only a run knows"
 """Ends the reason of a caveat about a variable."""
@@ -292,7 +293,7 @@ def is_configuration(path: Path) -> bool:
 def left_even(c: Configuration) -> bool:
     """Return whether the framework divides the blocks of a pipeline evenly, because the file lists none."""
     even = READ_BY[c.kind].equal_chunks and (c.layout.pp or 1) > 1 and c.layout.layers in (None, "auto")
-    return even and not any(c.options.get(name) for name in OF_STAGES)
+    return even and not any(c.options.get(name) for name in STAGE_OPTIONS)
 
 
 def division_caveats(c: Configuration, blocks: int | None) -> tuple[Caveat, ...]:

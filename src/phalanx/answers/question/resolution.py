@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.answers.question.precision import (
-    OF_COMPUTE,
+    PRECISION_BY_TYPE,
     in_precision,
     precision_on,
     release_named,
@@ -26,8 +26,8 @@ from phalanx.answers.question.strategy_line import filling, strategy_on, with_dp
 from phalanx.frameworks.caveats import (
     BALANCED,
     COMPILED,
+    FITTED_ON_GPUS,
     MAGNITUDES,
-    OF_GPUS,
     UNMEASURED,
     UNTIMED,
     UNTIMED_ADAPTERS,
@@ -135,7 +135,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
     if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):
         caveats = (*caveats, UNTIMED)
     if on(gpus).device.is_tpu and stack in STACKS and STACKS[stack].framework not in ("maxtext", "pax", "generic"):
-        caveats = (*caveats, OF_GPUS)
+        caveats = (*caveats, FITTED_ON_GPUS)
     return Question(
         about,
         pricing_on,
@@ -182,7 +182,7 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
         def unpriced(count: int) -> Pricing:
             return Pricing(saved.model, saved.cluster, saved.job, OWN_STACK)
 
-        word = OF_COMPUTE.get(compute, compute)
+        word = PRECISION_BY_TYPE.get(compute, compute)
         training = _training(saved)
         return Question(
             about, unpriced, gpus, exact.strategy, rule, OWN_STACK, word, (), saved, exact, training=training
@@ -190,7 +190,9 @@ def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:
     stack = query.stack or planned_stack
     cluster = lookup.with_calibration(saved.cluster, query.calibration)
     larger = lookup.pricing_of_plan(replace(saved, cluster=cluster), stack)
-    precision = query.precision or saved.choices.get("precision") or OF_COMPUTE.get(saved.job.precision.compute)
+    precision = (
+        query.precision or saved.choices.get("precision") or PRECISION_BY_TYPE.get(saved.job.precision.compute)
+    )
     if precision is None:
         remedy = f"name a precision: {', '.join(PRECISIONS)}"
         raise InputError("job.precision.compute", saved.job.precision.compute, f"has no price under {stack}", remedy)

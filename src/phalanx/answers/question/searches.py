@@ -19,7 +19,9 @@ T = TypeVar("T")
 def search_of(query: Query, any_stack: bool = False) -> Question:
     """Resolve a query whose strategy is searched: the fields that its strategy names become conditions. Raises
     InputError."""
-    return read(replace(query, strategy=None, where=_said(query) or None), searched=True, any_stack=any_stack)
+    return read(
+        replace(query, strategy=None, where=_stated_conditions(query) or None), searched=True, any_stack=any_stack
+    )
 
 
 def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Question]:
@@ -28,7 +30,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     First: degrees that only a program's code can set are 1, unless the query names them or the file's `layout` has
     more. Then, where the stack has the option: with gradients accumulated in shards; if there is a file, with the
     optimizer's state on the host, where a key moves it alone, and the parameters too. Last: with any degrees."""
-    said, row = _said(query), row_of(stack) if stack in STACKS else None
+    said, row = _stated_conditions(query), row_of(stack) if stack in STACKS else None
     degrees = [n for n in (row.fields_in_code if row else ()) if getattr(layout, n, None) in (None, 1)]
     coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
     limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
@@ -40,9 +42,9 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
         if "accumulate" in has and "accumulate" not in named:
             shards = f"{degrees_at_1}, accumulate=sharded"
             notes[f"{limited}, accumulate=sharded"] = f"{shards}: whole gradients of several micro-batches do not fit"
-    if layout is not None and has.keys() >= _ON_HOST and not any(name in named for name in _ON_HOST):
+    if layout is not None and has.keys() >= _OFFLOADS and not any(name in named for name in _OFFLOADS):
         both = "" if stack in DOCUMENTED else ", zero=3"  # which a documented stack's rules ask for
-        alone = ["optimizer_offload=1"] if len({has[name].written for name in _ON_HOST}) > 1 else []
+        alone = ["optimizer_offload=1"] if len({has[name].written for name in _OFFLOADS}) > 1 else []
         for line in (*alone, f"optimizer_offload=1, parameter_offload=1{both}"):
             notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
     notes.setdefault(
@@ -53,7 +55,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
         yield replace(question, notes=(*question.notes, note)) if note else question
 
 
-_ON_HOST = {"optimizer_offload", "parameter_offload"}
+_OFFLOADS = {"optimizer_offload", "parameter_offload"}
 """Options that leave a device the least state."""
 
 
@@ -69,5 +71,5 @@ def first_answer(questions: Iterable[Question], answer: Callable[[Question], T],
     raise errors[0 if of_first else -1]
 
 
-def _said(query: Query) -> str:
+def _stated_conditions(query: Query) -> str:
     return ", ".join(filter(None, (fixed_conditions(query.strategy), query.where)))

@@ -18,12 +18,11 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS, SHORT_NAMES
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import Strategy
-from phalanx.spec.strategy.stack_options import StackOptions
+from phalanx.spec.strategy.stack_options import STAGE_OPTIONS, StackOptions
 
 READ_BY = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
 RECOMPUTED = {"none", "selective", "full"}
-OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
-_OF_UNITS = ("units", "unit_size")
+_UNIT_OPTIONS = ("units", "unit_size")
 
 
 def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
@@ -67,7 +66,7 @@ def strategy_of(c: Configuration, gpus: int, resized: bool = False) -> Strategy:
 def options_of(c: Configuration, s: Strategy) -> StackOptions:
     """Return the options that a configuration sets, without options of stages where there is no pipeline, and of
     units where nothing is sharded. Raises InputError for a value that an option cannot have."""
-    without = (*(() if s.pp > 1 else OF_STAGES), *(() if s.level.gradients else _OF_UNITS))
+    without = (*(() if s.pp > 1 else STAGE_OPTIONS), *(() if s.level.gradients else _UNIT_OPTIONS))
     return StackOptions(**{n: v for n, v in c.options.items() if n not in without})
 
 

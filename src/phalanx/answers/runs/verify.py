@@ -150,7 +150,7 @@ def _of_options(query: Query, overrides: Sequence[str]) -> VerifiedJob:
 
 def _with_overrides(job: Job, overrides: Sequence[str]) -> Job:
     """Return a job with `--set job.field=value` applied. Raises InputError."""
-    tables = {"job": _given(asdict(job))}
+    tables = {"job": _without_none(asdict(job))}
     for item in overrides:
         name = item.partition("=")[0].strip()
         if not name.startswith("job.") or name in ("job.global_batch", "job.seq"):
@@ -158,9 +158,9 @@ def _with_overrides(job: Job, overrides: Sequence[str]) -> Job:
     return job_file.build(Job, job_file.override(tables, overrides)["job"], "job")
 
 
-def _given(table: dict[str, Any]) -> dict[str, Any]:
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
     """Return a table without the keys whose value is None, as files leave them out."""
-    return {k: _given(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
+    return {k: _without_none(v) if isinstance(v, dict) else v for k, v in table.items() if v is not None}
 
 
 def _of_configuration(path: Path, query: Query) -> VerifiedJob:

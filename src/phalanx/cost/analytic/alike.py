@@ -12,16 +12,16 @@ import numpy.typing as npt
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger.rank_layout import LayoutColumns
 
-_BY_NONE = {
+_PRICED_APART = {
     *("pp", "virtual", "dp", "zero", "shards", "micro_batches", "dp_stride", "pp_stride"),
     *("bubble", "in_flight", "in_flight_last", "v_shaped", "compressed", "changes"),
     *("full", "selective", "group", "first_blocks", "most_blocks", "last_blocks", "most_place"),
 }
-WITHOUT_EXPERTS = frozenset(_BY_NONE | {"ep", "etp"})
+WITHOUT_EXPERTS = frozenset(_PRICED_APART | {"ep", "etp"})
 """Fields of a layout that a micro-batch's passes through attention, a dense MLP or the head do not depend on."""
-OF_EXPERTS = frozenset(_BY_NONE | {"ulysses", "tp_stride", "cp_stride"})
+IRRELEVANT_TO_EXPERTS = frozenset(_PRICED_APART | {"ulysses", "tp_stride", "cp_stride"})
 """Fields of a layout that the products of a rank's experts do not depend on."""
-FEW = 2048
+MOST_UNGROUPED = 2048
 """Maximum number of rows that are priced without grouping."""
 _SINGLE = (float, int, str)
 """Common field types, tested first, since a search does so a hundred thousand times."""
@@ -35,7 +35,7 @@ def price_distinct_rows(
     not read. All rows are priced if `others`, which `price` reads too, have columns of their own."""
     columns = [c for f in fields(layout) if f.name not in unseen for c in _columns(getattr(layout, f.name))]
     rows = max((len(column) for column in columns), default=0)
-    if rows < FEW or any(_columns(other) for other in others):
+    if rows < MOST_UNGROUPED or any(_columns(other) for other in others):
         return price(layout)
     code = np.zeros(rows, dtype=np.uint64)
     for column in columns:

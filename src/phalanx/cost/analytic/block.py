@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from phalanx.cost.analytic import kernels
-from phalanx.cost.analytic.alike import OF_EXPERTS, WITHOUT_EXPERTS, price_distinct_rows
+from phalanx.cost.analytic.alike import IRRELEVANT_TO_EXPERTS, WITHOUT_EXPERTS, price_distinct_rows
 from phalanx.cost.analytic.expert_parallel import expert_parallel, permutation_s, repeated_experts
 from phalanx.cost.analytic.flow_times import FlowTimer, seconds_of
 from phalanx.cost.analytic.kernels import Passes
@@ -236,7 +236,7 @@ def least_block_kinds(
             by = _products(layout, system, profile)
             forward = 2 * rows * kind.expert_dim * kind.mlp_matrices * kind.expert_ffn / (by.rate * profile.grouped)
             routed = _routed(kind, Passes(forward, forward * (2 - layout.frozen)))
-            inner = _both(inner, routed)
+            inner = _sum(inner, routed)
             each, fixed = profile.expert_s, permutation_s(rows, kind, system, profile)
             ep = _routed(kind, Passes(fixed + each, fixed + 2 * each))
             again = np.where(np.asarray(kind.experts) > 0, 0.0, again)
@@ -245,7 +245,7 @@ def least_block_kinds(
     return blocks
 
 
-def _both(one: Passes, other: Passes) -> Passes:
+def _sum(one: Passes, other: Passes) -> Passes:
     """Return the sum of two passes."""
     return Passes(one.forward + other.forward, one.backward + other.backward)
 
@@ -271,7 +271,7 @@ def _whole_block(
 ) -> BlockSeconds:
     """Return a block with these products of its MLP or experts (`inner`), expert parallelism and recomputation.
     `unsaved`: forward seconds of experts of which recomputation by operation saves nothing."""
-    products = _both(parts.around, inner)
+    products = _sum(parts.around, inner)
     by_operation: Column = 0.0
     if np.any(profile.per_op):
         by_operation = kernels.every_second(kind) * (parts.around.forward + parts.inner.forward) + unsaved
@@ -310,7 +310,7 @@ def _common(shape: Shape, layout: LayoutColumns, system: System, profile: Profil
     known: dict[tuple[float, ...], _Mixer] = {}
     kinds = []
     for place, kind in enumerate(shape.kinds):
-        own = tuple(getattr(kind, name) for name in _OF_MIXER)
+        own = tuple(getattr(kind, name) for name in _MIXER_COLUMNS)
         alike = own if all(isinstance(number, (int, float)) for number in own) else (float(place),)
         if alike not in known:
             core = kernels.attention(kind, layout, system, profile)
@@ -337,8 +337,8 @@ def _common(shape: Shape, layout: LayoutColumns, system: System, profile: Profil
         of_mlp = dense.forward - unread_inside + 3 * _element(layout, system) * kind.ffn / layout.tp
         again = again + np.where(m.mlp > 0, of_mlp, m.mlp_act * act) * (np.asarray(kind.ffn) > 0)
         memory = kernels.traffic(kind, layout, width, system, profile)
-        memory = _both(memory, _copied(kind, layout, system, profile))
-        inner = _both(dense, shared)
+        memory = _sum(memory, _copied(kind, layout, system, profile))
+        inner = _sum(dense, shared)
         kinds.append(KindParts(core, cp, recurrence, around, inner, memory, sent(place), again, unread))
     # Head and loss, once for each depth of multi-token prediction.
     products, loss = kernels.head(shape, layout, system, profile)
@@ -356,7 +356,7 @@ def _common(shape: Shape, layout: LayoutColumns, system: System, profile: Profil
 _Mixer = tuple[Passes, Passes, Passes | None, Passes, Passes]
 """Seconds of a mixer: attention's core, context parallelism, recurrence, the products around it, and the products
 among these that expand latents."""
-_OF_MIXER = (
+_MIXER_COLUMNS = (
     *("heads", "kv_heads", "head_dim", "value_dim", "kv_width", "core_dim", "q_rank", "kv_rank", "rope_dim"),
     *("window_share", "window", "top", "ratio", "gate", "index", "index_pair", "result_low", "result_rank"),
     *("scan_heads", "scan_dim", "scan_state", "scan_groups", "scan_in", "scan_shared", "scan_chunk", "scan_pairs"),
@@ -375,11 +375,11 @@ def experts_block(
         by = _products(layout, system, profile)
         return kernels.experts(kind, layout, replace(by, rate=by.rate * profile.grouped, parts=1.0))
 
-    routed = _routed(kind, price_distinct_rows(of_experts, layout, OF_EXPERTS, kind, system, profile))
-    compute = _both(_both(parts.around, parts.core), routed)
+    routed = _routed(kind, price_distinct_rows(of_experts, layout, IRRELEVANT_TO_EXPERTS, kind, system, profile))
+    compute = _sum(_sum(parts.around, parts.core), routed)
     flows = expert_flows(kind, place, layout, profile.policy)
     ep = _routed(kind, expert_parallel(flows, kind, layout, system, profile, routed, compute))
-    inner = _both(routed, parts.inner)
+    inner = _sum(routed, parts.inner)
     again: Column = 0.0
     if layout.modules.any:
         m, width = layout.modules, kind.top_k * kind.expert_ffn
@@ -391,7 +391,7 @@ def experts_block(
     if np.any(profile.recasts):
         weights = (kind.expert_params - kind.expert_others) / (layout.ep * layout.etp)
         each = kernels.cast_s(kernels.recast(weights, profile), layout, system, profile)
-        parts = replace(parts, memory=_both(parts.memory, Passes(each, each)))
+        parts = replace(parts, memory=_sum(parts.memory, Passes(each, each)))
     repeated = repeated_experts(kind, layout, system, profile, routed.forward)
     unsaved = np.where(np.asarray(kind.experts) > 0, repeated, 0.0)
     return _whole_block(parts, kind, layout, system, profile, inner, ep, again, unsaved)

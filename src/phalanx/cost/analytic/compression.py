@@ -23,7 +23,7 @@ from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
 from phalanx.cost.ledger.compressed import CODES, Compressed
 
-MOST = 4096
+LARGEST_GROUP = 4096
 """The largest group for which `payment` computes whether compression pays."""
 
 
@@ -66,8 +66,8 @@ def compressed_reduction(
 @dataclass(frozen=True)
 class Payment:
     """The gradient exchange of a step, compressed or not. `dense_s`: without compression; `sent_s`, `coding_s`: with
-    it. `ranks`: the fewest and the most ranks, from 2 to MOST, with which it pays, or None. `by_bytes`: for sparse
-    kinds, the most ranks with which it pays by bytes alone."""
+    it. `ranks`: the fewest and the most ranks, from 2 to LARGEST_GROUP, with which it pays, or None. `by_bytes`: for
+    sparse kinds, the most ranks with which it pays by bytes alone."""
 
     dense_s: float
     sent_s: float
@@ -89,7 +89,7 @@ def payment(c: Compressed, n: float, p: int, stride: float, system: System, prof
         _, sent = compressed_reduction(c, over, g, False, group, group, group)
         return over("all_reduce", g, *group, g), sent, coding_s(c, n, g, ranks, system)
 
-    many = np.arange(2, MOST + 1)
+    many = np.arange(2, LARGEST_GROUP + 1)
     dense, sent, coding = all_of(many)
     pays = many[sent + coding < dense]
     ranks = (int(pays[0]), int(pays[-1])) if len(pays) else None

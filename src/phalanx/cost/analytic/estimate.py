@@ -34,9 +34,9 @@ from phalanx.spec.strategy.legality import require_compressible
 from phalanx.spec.strategy.spec import FIELDS, Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions
 
-_BY_POLICY = ("grad_sync", "reshard")
+_POLICY_FIELDS = ("grad_sync", "reshard")
 """Fields decided by a stack's policy (cost/ledger/policy.py)."""
-_AS_DEFAULT = (*_BY_POLICY, "bucket", "prefetch")
+_AS_DEFAULT = (*_POLICY_FIELDS, "bucket", "prefetch")
 """Fields of a strategy that have no term here; only their defaults are priced."""
 
 
@@ -90,7 +90,7 @@ def require_modelled(s: Strategy, stack: str) -> None:
 def require_policy(s: Strategy, stack: str) -> None:
     """Raise InputError if the stack cannot run a strategy, or the strategy sets a field that the stack's policy
     decides."""
-    _require_default(s, _BY_POLICY)
+    _require_default(s, _POLICY_FIELDS)
     _require_priced(stack, s)
 
 

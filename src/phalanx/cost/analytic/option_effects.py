@@ -99,7 +99,7 @@ def with_number_types(by: Profile, job: Job, options: StackOptions = AS_RELEASED
     )
 
 
-_GIVEN = ("first_blocks", "most_blocks", "last_blocks", "most_place")
+_PRESCRIBED_BLOCKS = ("first_blocks", "most_blocks", "last_blocks", "most_place")
 """Fields of a layout with prescribed blocks."""
 _PARTS = 8
 """Parts of the tokens in which a fused linear loss computes its logits."""
@@ -394,7 +394,7 @@ def layout_with_options(
     if o.products != "auto":
         changes["format"] = FORMAT_INDEX[o.products]
     if blocks is not None:
-        changes |= dict(zip(_GIVEN, blocks, strict=True))
+        changes |= dict(zip(_PRESCRIBED_BLOCKS, blocks, strict=True))
     return replace(layout, **changes) if changes else layout
 
 

@@ -211,7 +211,7 @@ def _add_ends(
 _ADAPTER_LAUNCHES = 4
 """Kernels of an adapter: two products, their scale, and the sum (peft, src/peft/tuners/lora/layer.py, Linear.forward;
 Megatron-Bridge, src/megatron/bridge/peft/lora_layers.py)."""
-_MODULES, _OF_SUBLAYER, _OF_ADAPTER = 1, 6, 4
+_MODULES, _SUBLAYER_MODULES, _ADAPTER_MODULES = 1, 6, 4
 """Modules that run: a block; of attention or an MLP with its norm; and of an adapter, with the layer around it
 (transformers' Llama; peft, src/peft/tuners/lora/layer.py)."""
 _ALONE = 0.5
@@ -222,7 +222,7 @@ deepspeed/runtime/zero/partition_parameters.py:893, `_no_gather_coalesced`), ove
 
 def _hooked(kind: BlockKind, shape: Shape, layout: LayoutColumns, profile: Profile) -> Column:
     """Return the host's seconds in the hooks around a block's modules in a pass, if ZeRO-3 fetches by such hooks."""
-    modules = _MODULES + _OF_SUBLAYER * kind.sublayers + _OF_ADAPTER * shape.adapted.number
+    modules = _MODULES + _SUBLAYER_MODULES * kind.sublayers + _ADAPTER_MODULES * shape.adapted.number
     gathers = np.where(layout.dp * layout.cp > 1, 1.0, _ALONE)
     return profile.hook_s * gathers * modules * level_columns(np.asarray(layout.zero)).parameters
 

@@ -13,7 +13,7 @@ from phalanx.cost.analytic.profile import FIELDS, Profile
 from phalanx.cost.collectives.nccl_model import collective_s, ranks_per_block
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.hardware.system import System
-from phalanx.cost.ledger.flow import Held, some_blocks
+from phalanx.cost.ledger.flow import UnitCount, some_blocks
 from phalanx.cost.ledger.gradient_flows import (
     ROOT,
     Parameters,
@@ -42,7 +42,7 @@ class Terms:
     of: dict[str, dict[str, Column]]
 
 
-def _held(shape: Shape, layout: LayoutColumns, blocks: Column) -> Held:
+def _units_held(shape: Shape, layout: LayoutColumns, blocks: Column) -> UnitCount:
     """Return the units of the fullest rank: `blocks` blocks and the embedding, and the head too without a pipeline or
     with chunks in a V."""
     both = (np.asarray(layout.pp) == 1) | (np.asarray(layout.v_shaped) > 0)
@@ -66,7 +66,7 @@ def reduction(
     the same experts) and of the gathers of parameters after the update or for every pass; and the term `coding`.
     `passes`: of a micro-batch through the rank's blocks."""
     ranks, m, grad = layout.dp * layout.cp, layout.micro_batches, profile.gradient_bytes
-    zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
+    zero, held = sharding(layout, profile.policy), _units_held(shape, layout, blocks)
     params = parameters_of(shape, layout, held)
     once = _once(shape, layout, system, profile, held)
     c = layout.compressed
@@ -128,7 +128,7 @@ def _copied(zero: Sharding, params: Parameters, layout: LayoutColumns, system: S
     return each * (params.dense + params.experts) / (system.memory_bytes_per_s * system.memory)
 
 
-def _once(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, held: Held) -> _Once:
+def _once(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, held: UnitCount) -> _Once:
     """Return the seconds of one reduction and one gather, for uncompressed gradients."""
     zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, held)
     grad, param, m = profile.gradient_bytes, profile.parameter_bytes, layout.micro_batches
@@ -189,7 +189,7 @@ def _replica_distance(layout: LayoutColumns, zero: Sharding, system: System) -> 
     return np.where(zero.shards > 1, layout.dp_stride * zero.shards / layout.cp, stride)
 
 
-_OF_PROCESSORS = FIELDS["contention"]
+_CONTENTION = FIELDS["contention"]
 """Slowdown of compute because a collective's kernels occupy processors."""
 
 
@@ -198,7 +198,7 @@ def _contention(ranks: Column, stride: Column, system: System, profile: Profile)
     the processors' is due to memory traffic at the rate of the links in a node; a group with few ranks in each node
     is limited by its ports, and has proportionally less traffic."""
     inner, *outer = system.tiers
-    least = np.minimum(profile.contention, _OF_PROCESSORS)
+    least = np.minimum(profile.contention, _CONTENTION)
     if not outer:
         return profile.contention
     members = ranks_per_block(ranks, stride, inner)
@@ -238,7 +238,7 @@ def _exposed(
 
 def update(shape: Shape, layout: LayoutColumns, system: System, profile: Profile, blocks: Column) -> Terms:
     """Return the term `optimizer`: the update of a rank's shards."""
-    zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, _held(shape, layout, blocks))
+    zero, params = sharding(layout, profile.policy), parameters_of(shape, layout, _units_held(shape, layout, blocks))
     expert_shards = np.where(zero.state, expert_ranks(layout), 1)
     updated_params = params.dense / zero.shards + params.experts / expert_shards
     here = profile.optimizer_bytes / (system.memory_bytes_per_s * system.memory)
@@ -261,7 +261,7 @@ def outer_synchronisation(
     overlap the passes, `passes_s` in each step, that follow before they are applied (job.outer.delay)."""
     if not np.any(layout.local):
         return Terms({}, {})
-    zero, held = sharding(layout, profile.policy), _held(shape, layout, blocks)
+    zero, held = sharding(layout, profile.policy), _units_held(shape, layout, blocks)
     types = Types(profile.gradient_bytes, profile.parameter_bytes, profile.gradient_bytes)
     sent: Column = 0.0
     moved: Column = 0.0

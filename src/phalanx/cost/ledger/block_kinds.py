@@ -121,7 +121,7 @@ def _mixer(s: Sublayer) -> dict[str, Any]:
         return {}
     first, *others = products_of(s)
     *inner, last = others
-    kept = _Kept(s)
+    kept = _SavedElements(s)
     columns: dict[str, Any] = {
         "mixed": sum(out.dim.size for out in first.y if out.dim.axis and not out.dim.copies),
         "mixed_shared": sum(out.dim.size for out in first.y if out.dim.copies),
@@ -153,7 +153,7 @@ def _mixer(s: Sublayer) -> dict[str, Any]:
 
 
 @dataclass
-class _Kept:
+class _SavedElements:
     """Elements per token that a mixer's operators save for its backward pass, each tensor once.
 
     ssd             the first product's results and its own result; convolution and states run again

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.flow import Held, whole_model
+from phalanx.cost.ledger.flow import UnitCount, whole_model
 from phalanx.cost.ledger.kind import BlockKind, groups_on_rank
 from phalanx.cost.ledger.layer_flows import group_elements_on_rank, kv_heads, routed_rows
 from phalanx.cost.ledger.model_shape import Shape
@@ -91,7 +91,7 @@ class Flops:
         return self.products + self.attention
 
 
-def rank_flops(shape: Shape, layout: LayoutColumns, policy: Policy, units: Held) -> Flops:
+def rank_flops(shape: Shape, layout: LayoutColumns, policy: Policy, units: UnitCount) -> Flops:
     """Return the FLOPs of a rank with these units, or of several ranks together with theirs."""
     per_pass = 2.0 * layout.tokens * layout.micro_batches
     pads = np.asarray(policy.pads_core) > 0

@@ -40,7 +40,7 @@ class Flow:
 
 
 @dataclass(frozen=True)
-class Held:
+class UnitCount:
     """Number of units on a rank, or on several ranks together: blocks of each kind, embedding, head."""
 
     blocks: tuple[Column, ...]
@@ -59,15 +59,15 @@ class Held:
         return 1.0 if unit == "rank" else getattr(self, unit)
 
 
-def whole_model(kinds: Sequence[BlockKind]) -> Held:
+def whole_model(kinds: Sequence[BlockKind]) -> UnitCount:
     """Return every unit of a model once."""
-    return Held(tuple(kind.count for kind in kinds), 1.0, 1.0)
+    return UnitCount(tuple(kind.count for kind in kinds), 1.0, 1.0)
 
 
-def some_blocks(kinds: Sequence[BlockKind], blocks: Column, embed: Column = 0.0, head: Column = 0.0) -> Held:
+def some_blocks(kinds: Sequence[BlockKind], blocks: Column, embed: Column = 0.0, head: Column = 0.0) -> UnitCount:
     """Return `blocks` blocks of a model, as many of each kind as the model has on average, and these ends."""
     layers = sum(kind.count for kind in kinds)
-    return Held(tuple(blocks * (kind.count / layers) for kind in kinds), embed, head)
+    return UnitCount(tuple(blocks * (kind.count / layers) for kind in kinds), embed, head)
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Total:
     bytes: Column
 
 
-def totals(flows: list[Flow], held: Held, micro_batches: Column) -> dict[tuple[str, str], Total]:
+def totals(flows: list[Flow], held: UnitCount, micro_batches: Column) -> dict[tuple[str, str], Total]:
     """Return the totals of a step by (axis, operation)."""
     result: dict[tuple[str, str], Total] = {}
     for flow in flows:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.cost.hardware.columns import Column
-from phalanx.cost.ledger.flow import Flow, Held
+from phalanx.cost.ledger.flow import Flow, UnitCount
 from phalanx.cost.ledger.model_shape import Shape
 from phalanx.cost.ledger.policy import Policy
 from phalanx.cost.ledger.rank_layout import LayoutColumns
@@ -57,7 +57,7 @@ class Parameters:
         return self.dense + self.experts
 
 
-def parameters_of(shape: Shape, layout: LayoutColumns, rank_units: Held) -> Parameters:
+def parameters_of(shape: Shape, layout: LayoutColumns, rank_units: UnitCount) -> Parameters:
     """Return the parameters of a rank with these units, or of several ranks together with theirs."""
     each = list(zip(rank_units.blocks, shape.kinds, strict=True))
     blocks = sum(count * kind.on_rank(layout.tp) for count, kind in each)
@@ -81,7 +81,7 @@ def parameters_of(shape: Shape, layout: LayoutColumns, rank_units: Held) -> Para
     return Parameters(blocks + embed + head, experts, blocks, kept, units, kept_units)
 
 
-def _scales(shape: Shape, layout: LayoutColumns, held: Held) -> tuple[Column, Column]:
+def _scales(shape: Shape, layout: LayoutColumns, held: UnitCount) -> tuple[Column, Column]:
     """Return the number of elements that are reduced so that blocks can be gathered in 8 bits, scales among them: for
     all but experts, and for experts."""
     dense: Column = 0.0
@@ -127,7 +127,7 @@ def expert_ranks(layout: LayoutColumns) -> Column:
     return np.maximum(layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp), 1)
 
 
-def _expert_units(shape: Shape, rank_units: Held) -> Column:
+def _expert_units(shape: Shape, rank_units: UnitCount) -> Column:
     """Return the number of a rank's blocks that have experts."""
     return sum((n * kind.routes for n, kind in zip(rank_units.blocks, shape.kinds, strict=True)), start=np.zeros(()))
 
@@ -137,7 +137,7 @@ def gradient_flows(
     layout: LayoutColumns,
     zero: Sharding,
     types: Types,
-    rank_units: Held,
+    rank_units: UnitCount,
     stride: Column,
     bucket_bytes: Column,
 ) -> list[Flow]:
@@ -220,7 +220,7 @@ def _of_group(g: _Group, m: Column, zero: Sharding, types: Types, bucket_bytes: 
 
 
 def outer_flows(
-    shape: Shape, layout: LayoutColumns, zero: Sharding, types: Types, rank_units: Held, bucket_bytes: Column
+    shape: Shape, layout: LayoutColumns, zero: Sharding, types: Types, rank_units: UnitCount, bucket_bytes: Column
 ) -> list[Flow]:
     """Return the all-reduces, once in `layout.local` steps, that synchronise replicas which step alone: of the change
     of each shard, in the type of accumulated gradients, in the buckets of the gradients; if changes are compressed,
@@ -245,7 +245,7 @@ def outer_flows(
 
 
 def summed_copies(
-    shape: Shape, layout: LayoutColumns, policy: Policy, zero: Sharding, types: Types, units: Held
+    shape: Shape, layout: LayoutColumns, policy: Policy, zero: Sharding, types: Types, units: UnitCount
 ) -> Flow:
     """Return the all-reduce over tp of partial gradients: under sequence parallelism of all replicated parameters;
     else of replicated parameters whose gradient covers only a rank's heads or tokens; and of key heads with copies.

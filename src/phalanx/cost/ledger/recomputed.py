@@ -12,7 +12,7 @@ import numpy as np
 from phalanx.cost.hardware.columns import Column
 from phalanx.spec.strategy.recompute import KINDS, MODULES, decode
 
-_SELECTIVE, _FULL, _EVERY, _BLOCK, _UNIFORM = (
+_SELECTIVE, _FULL, _EVERY_NTH, _BLOCK, _UNIFORM = (
     KINDS.index(name) for name in ("selective", "full", "every", "block", "uniform")
 )
 
@@ -57,7 +57,7 @@ def recomputation_of(codes: Column, layers: Column, chunks: Column) -> Recomputa
     count = np.maximum(count, 1)
     chunk = np.ceil(layers / chunks)
     every = np.ceil(layers / count) / layers
-    full = np.where((kind == _FULL) | (kind == _UNIFORM), 1.0, np.where(kind == _EVERY, every, 0.0))
+    full = np.where((kind == _FULL) | (kind == _UNIFORM), 1.0, np.where(kind == _EVERY_NTH, every, 0.0))
     full = np.where(kind == _BLOCK, np.minimum(count, chunk) / chunk, full)
     core = 1.0 * ((kind == _SELECTIVE) & (bits & 1 > 0))
     modules = NO_MODULES

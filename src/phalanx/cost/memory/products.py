@@ -14,7 +14,7 @@ from phalanx.cost.memory.pass_sizes import PassSizes
 from phalanx.schedule.layers.collectives import chunks
 from phalanx.spec.model.blocks.operators import Linear
 
-Part = tuple[Column, int]
+GradientBytes = tuple[Column, int]
 """(Bytes of the gradient of a product's result, bytes of its weight's gradient)."""
 
 
@@ -51,7 +51,7 @@ def in_chunks(p: PassSizes, walk: Walk, *others: Column, added: bool = False, we
     walk.touch(sum(widths) * p.hidden * weights * p.operand_bytes + chunk * read)
 
 
-def weights_of_one(p: PassSizes, walk: Walk, *parts: Part) -> None:
+def weights_of_one(p: PassSizes, walk: Walk, *parts: GradientBytes) -> None:
     """Allocate the weight gradients of products that share an operand of the stream's width, with sequence
     parallelism."""
     shared = p.t * p.hidden * p.operand_bytes
@@ -146,8 +146,8 @@ def columns_weights(p: PassSizes, walk: Walk, op: Linear) -> None:
     _one_by_one(p, walk, parts)
 
 
-def _parts(p: PassSizes, op: Linear) -> list[Part]:
-    """Return the Part of each matrix of a product."""
+def _parts(p: PassSizes, op: Linear) -> list[GradientBytes]:
+    """Return the gradient bytes of each matrix of a product."""
     return [(p.bytes_of(y.dim), p.weight(op, i)) for i, y in enumerate(op.y)]
 
 
@@ -157,7 +157,7 @@ def _biased(op: Linear) -> list[bool]:
     return [name.replace(".weight", ".bias") in names for name in names if name.endswith(".weight")]
 
 
-def _joint(p: PassSizes, walk: Walk, parts: list[Part]) -> None:
+def _joint(p: PassSizes, walk: Walk, parts: list[GradientBytes]) -> None:
     """Walk the backward pass of products with one input gradient."""
     results, weights = [size for size, _ in parts], [weight for _, weight in parts]
     if p.sp:  # the gradient of the input is live for all tokens before it is scattered
@@ -181,7 +181,7 @@ def _input_gradient(p: PassSizes, walk: Walk, results: list[Column]) -> None:
         round_operands(p, walk, size, p.stream)
 
 
-def _one_by_one(p: PassSizes, walk: Walk, parts: list[Part]) -> None:
+def _one_by_one(p: PassSizes, walk: Walk, parts: list[GradientBytes]) -> None:
     """Walk the weight gradients, one by one."""
     for size, weight in reversed(parts):
         weight_gradient(p, walk, weight * p.copied, size, p.whole)

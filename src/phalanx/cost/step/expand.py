@@ -24,7 +24,14 @@ from phalanx.cost.step.program import StepProgram
 from phalanx.cost.step.term import Term
 from phalanx.cost.step.terms import OUTER, OUTER_METRICS, metrics_bytes, terms
 from phalanx.schedule.event import INSIDE, Event, Kind, Phase
-from phalanx.schedule.gradients.buckets import IN_8_BITS, PARAMETERS, SCALES, Bucket, chunk_buckets, gathers_in_8_bits
+from phalanx.schedule.gradients.buckets import (
+    PARAMETERS,
+    PARAMETERS_IN_8_BITS,
+    SCALES,
+    Bucket,
+    chunk_buckets,
+    gathers_in_8_bits,
+)
 from phalanx.schedule.gradients.compression import (
     CompressedMessage,
     bucket_collectives,
@@ -212,7 +219,7 @@ class _Expansion:
         """Return the units whose gathers must have started when a pass of `unit` begins (ZeRO-3)."""
         s, order = self.strategy, self.gathers
         if not self.sharding.keeps_gathered or unit not in order:
-            return _ahead(order, unit, 1 if phase == "F" else -1, s.prefetch)
+            return _prefetched(order, unit, 1 if phase == "F" else -1, s.prefetch)
         after = order.index(unit) + 1
         return [unit, *order[after : after + s.prefetch]] if phase == "F" else []
 
@@ -222,7 +229,7 @@ class _Expansion:
             if name not in self.gathered_units or not self.sharding.keeps_gathered:
                 self.gathered_units.add(name)
                 for bucket in sorted((b for b in self.view.buckets if b.unit == name), key=lambda b: b.experts):
-                    what = IN_8_BITS if gathers_in_8_bits(bucket, self.job.precision) else PARAMETERS
+                    what = PARAMETERS_IN_8_BITS if gathers_in_8_bits(bucket, self.job.precision) else PARAMETERS
                     yield from self._sent("all_gather", what, bucket, m, phase)
 
     def _sent(self, op: str, what: str, bucket: Bucket, m: int | None, phase: Phase | None = None) -> list[Event]:
@@ -305,7 +312,7 @@ def _update(term: Term, view: RankView) -> Event:
     return replace(term.event, alloc=cast, free=cast)
 
 
-def _ahead(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
+def _prefetched(order: list[str], unit: str, way: int, prefetch: int) -> list[str]:
     """Return the units whose gathers start when a pass of `unit` begins: the unit itself unless an earlier pass
     prefetched it, and the next unit with prefetch. `way`: +1 forward, -1 backward."""
     if unit not in order:

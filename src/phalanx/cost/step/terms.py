@@ -14,9 +14,9 @@ from phalanx.cost.step.pass_terms import pass_terms
 from phalanx.cost.step.term import Term
 from phalanx.schedule.event import Event, Phase
 from phalanx.schedule.gradients.buckets import (
-    IN_8_BITS,
     NUMBER_BYTES,
     PARAMETERS,
+    PARAMETERS_IN_8_BITS,
     SCALES,
     Bucket,
     gathers_in_8_bits,
@@ -130,7 +130,7 @@ def _gathers(sized: Sequence[tuple[Bucket, int]], s: Strategy, dtype: str, m: in
     """Return the term of ZeRO-3's gathers: of every unit in every pass of every micro-batch, or once a step."""
     total, first = sum(size for _, size in sized), sized[0][0]
     kept = [size for b, size in sized if b.unit in ("head", "model")]  # from the forward to the backward pass
-    what = IN_8_BITS if dtype == "uint8" else PARAMETERS
+    what = PARAMETERS_IN_8_BITS if dtype == "uint8" else PARAMETERS
     event = Event("collective", "all_gather", "F", first.kind(what), first.axis(s), dtype=dtype)
     if sharding_of(s).gathers_each:
         gathers, size = (2 * len(sized) - len(kept)) * m, (2 * total - sum(kept)) * m

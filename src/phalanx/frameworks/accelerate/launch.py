@@ -23,7 +23,14 @@ _DEEPSPEED = (
 """Options that are keys of deepspeed_config in the file."""
 _TRAINERS = ("fsdp_config", "fsdp_min_num_params", "fsdp_transformer_layer_cls_to_wrap")
 """Arguments of a Trainer that begin like options of the launcher."""
-_OWN = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "mixed_precision")
+_PROCESS_KEYS = (
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "mixed_precision",
+)
 _NONE = {"offload_optimizer_device": "none", "offload_param_device": "none"}
 _SHIPPED: dict[str, dict[str, Any]] = {
     "single_gpu": {"distributed_type": "NO", "num_processes": 1},
@@ -35,7 +42,7 @@ _SHIPPED: dict[str, dict[str, Any]] = {
         for stage in (1, 2, 3)
     },
 }
-BY = "huggingface/trl f2cd5771"
+REVISION = "huggingface/trl f2cd5771"
 """Whose files they are: trl/accelerate_configs and examples/accelerate_configs, all in bf16 and of 8 processes. What
 huggingface/open-r1 1416fa0 has under recipes/accelerate_configs is the same."""
 _EXAMPLE = re.compile(r"(?:.*/)?(?:examples|trl|recipes)/accelerate_configs/(?:deepspeed_)?(\w+)\.ya?ml")
@@ -58,7 +65,7 @@ def split_arguments(args: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     options: dict[str, Any] = {}
     for name, value in args.items():
         plain = name.replace("-", "_")
-        own = plain in (*_OWN, *_ENGINES, *_DEEPSPEED) and plain != "gradient_accumulation_steps"
+        own = plain in (*_PROCESS_KEYS, *_ENGINES, *_DEEPSPEED) and plain != "gradient_accumulation_steps"
         own = own or (plain.startswith(("fsdp_", "parallelism_config_")) and plain not in _TRAINERS)
         (options if own else rest)[plain if own else name] = value
     return rest, options, str(rest.pop("accelerate_config", "") or "")

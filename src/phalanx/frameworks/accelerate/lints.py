@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys
-from phalanx.frameworks.lints import Found, Lint
+from phalanx.frameworks.lints import Lint, Mistakes
 from phalanx.frameworks.values import count
 
 _BLOCKS = {
@@ -27,7 +27,7 @@ _AXES = 16
 """Sizes at most that are multiplied: a mesh has fewer axes."""
 
 
-def _mesh(c: Config, x: Configuration) -> Found:
+def _mesh(c: Config, x: Configuration) -> Mistakes:
     """Sizes of a mesh whose product is not the number of processes."""
     mesh, world = c.get("parallelism_config"), x.layout.world
     if x.kind == "accelerate" and world and isinstance(mesh, Mapping):
@@ -40,7 +40,7 @@ def _mesh(c: Config, x: Configuration) -> Found:
             )
 
 
-def _no_axis_to_shard(c: Config, x: Configuration) -> Found:
+def _no_axis_to_shard(c: Config, x: Configuration) -> Mistakes:
     mesh = c.get("parallelism_config")
     if x.kind == "accelerate" and str(c.get("distributed_type")).upper() == "FSDP" and isinstance(mesh, Mapping):
         sharded = [count(v) or 1 for k, v in mesh.items() if "dp_shard" in k or "_cp_" in k][:_AXES]
@@ -52,7 +52,7 @@ def _no_axis_to_shard(c: Config, x: Configuration) -> Found:
             )
 
 
-def _wrapped_class(c: Config, x: Configuration) -> Found:
+def _wrapped_class(c: Config, x: Configuration) -> Mistakes:
     table = c.get("fsdp_config")
     name = str(c.get("_model") or x.model_name or "").lower()
     if not isinstance(table, Mapping) or not name:
@@ -69,14 +69,14 @@ def _wrapped_class(c: Config, x: Configuration) -> Found:
         )
 
 
-def _text_for_truth(c: Config, x: Configuration) -> Found:
+def _text_for_truth(c: Config, x: Configuration) -> Mistakes:
     env = c.get("env")
     for key, value in env.items() if isinstance(env, Mapping) else ():
         if str(key).startswith(("FSDP_", "ACCELERATE_")) and str(value).lower() == "false":
             yield f"env.{key}", 'the text "false" was read as true by releases before 0.22', "leave it out"
 
 
-def _older_sharding(c: Config, x: Configuration) -> Found:
+def _older_sharding(c: Config, x: Configuration) -> Mistakes:
     table = c.get("fsdp_config")
     if isinstance(table, Mapping) and Keys(table).count(("fsdp_version", "version"), "") == 2:
         said = Keys(table).take(("fsdp_reshard_after_forward", "reshard_after_forward"), "") is not None

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration
-from phalanx.frameworks.lints import Found, Lint
+from phalanx.frameworks.lints import Lint, Mistakes
 
 
-def _quoted_truth(c: Config, x: Configuration) -> Found:
+def _quoted_truth(c: Config, x: Configuration) -> Mistakes:
     """A text that is not empty is true: "false" enables."""
     for base, table in (("", c), ("deepspeed.", c.get("deepspeed_json"))):
         for name in ("fp16", "bf16", "bfloat16"):

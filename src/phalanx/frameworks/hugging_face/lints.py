@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 
 from phalanx.frameworks.configuration import Config, Configuration
-from phalanx.frameworks.lints import Found, Lint, argument
+from phalanx.frameworks.lints import Lint, Mistakes, argument
 from phalanx.frameworks.values import truth
 
 
-def _types_disagree(c: Config, x: Configuration) -> Found:
+def _types_disagree(c: Config, x: Configuration) -> Mistakes:
     """A half type that arguments name, and another that DeepSpeed's or accelerate's file has."""
     inner, launched = c.get("deepspeed_json"), c.get("accelerate")
     mixed = str(launched.get("mixed_precision") or "") if isinstance(launched, Mapping) else ""
@@ -23,12 +23,12 @@ def _types_disagree(c: Config, x: Configuration) -> Found:
             yield f"deepspeed.{name}.enabled", f"is {enabled}, and TrainingArguments have {name}={stated}", '"auto"'
 
 
-def _both_engines(c: Config, x: Configuration) -> Found:
+def _both_engines(c: Config, x: Configuration) -> Mistakes:
     if c.get("fsdp") and c.get("deepspeed"):
         yield "fsdp", "is requested together with deepspeed, and only one of them can shard", "one of the two"
 
 
-def _both_halves(c: Config, x: Configuration) -> Found:
+def _both_halves(c: Config, x: Configuration) -> Mistakes:
     on = [truth(argument(c, n)) for n in ("bf16", "fp16")]
     for table in (c, c.get("deepspeed_json")):
         if isinstance(table, Mapping) and all(
@@ -39,12 +39,12 @@ def _both_halves(c: Config, x: Configuration) -> Found:
         yield "bf16", "and fp16 are both on", "one of the two"
 
 
-_OF_QUANTISED = ("quantization_method", "quantization_type", "double_quantization")
+_QUANTIZATION_KEYS = ("quantization_method", "quantization_type", "double_quantization")
 
 
-def _without_bits(c: Config, x: Configuration) -> Found:
+def _without_bits(c: Config, x: Configuration) -> Mistakes:
     """LLaMA-Factory's base (ff6d4d12, src/llamafactory/model/model_utils/quantization.py:177)."""
-    named = next((name for name in _OF_QUANTISED if argument(c, name) is not None), None)
+    named = next((name for name in _QUANTIZATION_KEYS if argument(c, name) is not None), None)
     if named and argument(c, "quantization_bit") is None:
         yield named, "quantises nothing without quantization_bit: the base stays in 16 bits", "quantization_bit: 4"
 

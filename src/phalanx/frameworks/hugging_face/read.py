@@ -22,8 +22,8 @@ _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _NEXT_TOKEN = (None, "sft", "pt")
 """Stages whose loss is that of the next token."""
-_OTHERS = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
-_OF_LLAMA_FACTORY = ("finetuning_type", "cutoff_len", "template")
+_ENGINE_PREFIXES = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
+_LLAMA_FACTORY_KEYS = ("finetuning_type", "cutoff_len", "template")
 """Keys of LLaMA-Factory, which recomputes every block unless a key says otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
 _HALVES = {"float16": "fp16", "fp16": "fp16", "half": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
@@ -81,7 +81,7 @@ def _recomputes(keys: Keys, at: str) -> bool | None:
     """Return whether every block is recomputed; None: not stated."""
     names = ("gradient_checkpointing", "grad_checkpoint", "use_gradient_checkpointing")
     stated = keys.truth(tuple(f"{at}{name}" for name in names), "strategy.recompute")
-    if stated is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _OF_LLAMA_FACTORY):
+    if stated is None and any(keys.take(f"{at}{name}", "stack") is not None for name in _LLAMA_FACTORY_KEYS):
         stated = not keys.truth(f"{at}disable_gradient_checkpointing", "strategy.recompute")
         keys.understood[f"{at}disable_gradient_checkpointing"] = "strategy.recompute"  # what turns it off
     return stated
@@ -193,12 +193,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
     parts, unfused = loss_options(keys, at, plain=not (scored or sequences > 1 or sampled))
     options |= trained | scored | parts
     moved = keys.truth(f"{at}use_unsloth_gc", "options.activation_offload")
-    of_factory = any(f"{at}{name}" in keys.understood for name in _OF_LLAMA_FACTORY)  # model_utils/unsloth.py:77
+    of_factory = any(f"{at}{name}" in keys.understood for name in _LLAMA_FACTORY_KEYS)  # model_utils/unsloth.py:77
     if again and (moved or (moved is None and own_type)):
         options["activation_offload"] = ALL_BLOCKS
         notes += () if moved or of_factory else (_OFFLOADED,)
     notes += unfused
-    own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_OTHERS)
+    own = Keys({n: value for n, value in config.items() if n != "accelerate"}, others=_ENGINE_PREFIXES)
     own.understood = keys.understood
     c = own.configuration(
         "hf",

@@ -6,17 +6,17 @@ Slurm: sbatch(1), OUTPUT ENVIRONMENT VARIABLES; PBS: qsub(1B), `-l select`.
 import re
 from collections.abc import Mapping
 
-from phalanx.frameworks.launchers.launcher import Given
+from phalanx.frameworks.launchers.launcher import Allocation
 
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
 _LINE = re.compile(r"^[ \t]*#(SBATCH|PBS)[ \t]+(.*)$", re.M)
 
 
-def requests_of(text: str) -> tuple[Given, dict[str, str]]:
+def requests_of(text: str) -> tuple[Allocation, dict[str, str]]:
     """Return the nodes, tasks and GPUs that a script asks for, and the variables that its scheduler sets for it."""
     lines = [(match[1], match[2].split(" #")[0].strip()) for match in _LINE.finditer(text)]
     if not lines:
-        return Given(), {}
+        return Allocation(), {}
     kinds = {kind for kind, _ in lines}
     options: dict[str, str] = {}
     for _, line in lines:
@@ -29,7 +29,7 @@ def requests_of(text: str) -> tuple[Given, dict[str, str]]:
     return _pbs(lines) if "PBS" in kinds else _slurm(options)
 
 
-def _slurm(options: Mapping[str, str]) -> tuple[Given, dict[str, str]]:
+def _slurm(options: Mapping[str, str]) -> tuple[Allocation, dict[str, str]]:
     nodes = _number(options.get("nodes", "").rpartition("-")[2])
     each = _number(options.get("ntasks-per-node"))
     tasks = _number(options.get("ntasks"))
@@ -43,7 +43,7 @@ def _slurm(options: Mapping[str, str]) -> tuple[Given, dict[str, str]]:
     whole = _number(options.get("gpus"))
     if tasks is None and nodes and each:
         tasks = nodes * each
-    given = Given(nodes, each, tasks, gpus or (whole // nodes if whole and nodes else None), whole, "#SBATCH")
+    given = Allocation(nodes, each, tasks, gpus or (whole // nodes if whole and nodes else None), whole, "#SBATCH")
     names = {
         ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"): nodes,
         ("SLURM_NTASKS", "SLURM_NPROCS"): tasks or nodes,
@@ -54,7 +54,7 @@ def _slurm(options: Mapping[str, str]) -> tuple[Given, dict[str, str]]:
     return given, {name: str(value) for several, value in names.items() if value for name in several}
 
 
-def _pbs(lines: list[tuple[str, str]]) -> tuple[Given, dict[str, str]]:
+def _pbs(lines: list[tuple[str, str]]) -> tuple[Allocation, dict[str, str]]:
     """Read `-l select=4:ncpus=64:ngpus=8:mpiprocs=8`, or `-l nodes=4:ppn=8:gpus=8`."""
     text = " ".join(line for _, line in lines)
     nodes = re.search(r"(?:select|nodes)=(\d{1,6})", text)
@@ -63,7 +63,7 @@ def _pbs(lines: list[tuple[str, str]]) -> tuple[Given, dict[str, str]]:
     count = int(nodes[1]) if nodes else None
     each = value.get("mpiprocs", value.get("ppn"))
     tasks, gpus = count * each if count and each else None, value.get("ngpus", value.get("gpus"))
-    return Given(count, each, tasks, gpus, None, "#PBS"), {"PBS_NUM_NODES": str(count)} if count else {}
+    return Allocation(count, each, tasks, gpus, None, "#PBS"), {"PBS_NUM_NODES": str(count)} if count else {}
 
 
 def _number(text: str | None) -> int | None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 
-from phalanx.frameworks.launchers.launcher import Given, Launcher, OpenFile, ProgramLaunch, launchers
+from phalanx.frameworks.launchers.launcher import Allocation, Launcher, OpenFile, ProgramLaunch, launchers
 from phalanx.frameworks.launchers.ranks import RankCounts
 from phalanx.frameworks.shell.scope import is_open, plain
 
@@ -24,14 +24,14 @@ _BAG = re.compile(r"(?i)arg|opt|flag|dist|launch|torchrun|param")
 def launch(
     words: tuple[str, ...],
     environment: Mapping[str, str] | None = None,
-    given: Given | None = None,
+    given: Allocation | None = None,
     open_file: OpenFile = lambda name: None,
 ) -> ProgramLaunch:
     """Return what a command launches, from its first launcher to its program. `words`: expanded, open parts marked;
     `environment`: variables that are exported to it; `given`: nodes and GPUs of its batch job; `open_file`: text of a
     file of hosts by its name."""
     rest, variables = list(words), dict(environment or {})
-    given = given or Given()
+    given = given or Allocation()
     started = ProgramLaunch()
     ranks = RankCounts(given, variables, open_file)
     while rest:

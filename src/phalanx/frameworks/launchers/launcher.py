@@ -56,7 +56,7 @@ class Launcher:
 
 
 @dataclass(frozen=True)
-class Given:
+class Allocation:
     """Nodes and GPUs that a batch system or an operator gives a job; None: not stated."""
 
     nodes: int | None = None

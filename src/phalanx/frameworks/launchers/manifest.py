@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.frameworks.launchers.launcher import Given
+from phalanx.frameworks.launchers.launcher import Allocation
 from phalanx.frameworks.values import words_of
 from phalanx.spec.errors import InputError
 
 Table = Mapping[str, Any]
 _GPU = re.compile(r"(nvidia|amd)\.com/(gpu|mig-.+)$|^gpu$")
-_MOST = 10**6
+_MOST_PODS = 10**6
 _MOST_HOSTS = 4096
 """Host names at most that a task which counts its hosts is given."""
 
@@ -35,10 +35,10 @@ class Pods:
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of ConfigMaps, by name."""
 
-    def given(self, kind: str, per_node: int | None) -> tuple[Given, dict[str, str]]:
+    def given(self, kind: str, per_node: int | None) -> tuple[Allocation, dict[str, str]]:
         """Return the nodes and GPUs that the job gives its launcher, and the variables that operators set."""
         each = per_node or self.gpus
-        given = Given(self.nodes, per_node, None, self.gpus, None, kind)
+        given = Allocation(self.nodes, per_node, None, self.gpus, None, kind)
         counts = ("NNODES", "PET_NNODES", "SKYPILOT_NUM_NODES", "NUM_NODES", "JOB_COMPLETIONS", "LWS_GROUP_SIZE")
         names: dict[str, int | str] = dict.fromkeys(counts, self.nodes)
         if each:
@@ -119,7 +119,7 @@ def _count(value: Any, default: int = 1) -> int:
         raise InputError(
             "file", None, reason, "give what it is rendered to, as `envsubst < FILE` and `helm template` do"
         )
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST else default
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_PODS else default
 
 
 def _tables(value: Table, name: str) -> list[Table]:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from phalanx.frameworks.launchers.launcher import Given, Launcher, OpenFile, ProgramLaunch
+from phalanx.frameworks.launchers.launcher import Allocation, Launcher, OpenFile, ProgramLaunch
 from phalanx.frameworks.shell.scope import is_open, plain
 
-_MOST = 10**7
+_MOST_RANKS = 10**7
 _RANKS = {"RANK", "LOCAL_RANK"}
 _COUNTS = ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile", "map_by", "sets", "slice")
 """Options from which the number of ranks follows, as programs.toml calls them."""
@@ -16,7 +16,7 @@ _COUNTS = ("nodes", "per_node", "world", "grid", "include", "hosts", "hostfile",
 class RankCounts:
     """Nodes and ranks as launchers state them, from the outermost in."""
 
-    def __init__(self, given: Given, environment: Mapping[str, str], open_file: OpenFile) -> None:
+    def __init__(self, given: Allocation, environment: Mapping[str, str], open_file: OpenFile) -> None:
         self.given, self.environment, self.open_file = given, environment, open_file
         self.nodes: int | None = None
         self.per_node: int | None = None
@@ -163,7 +163,7 @@ def _chips(name: str) -> int | None:
 
 def _count(text: str | None) -> int | None:
     value = int(text) if text and re.fullmatch(r"\d{1,8}", text) else 0
-    return value if 0 < value <= _MOST else None
+    return value if 0 < value <= _MOST_RANKS else None
 
 
 def _product(a: int | None, b: int | None) -> int | None:

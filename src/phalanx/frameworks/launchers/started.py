@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.frameworks.companions import MISSING
 from phalanx.frameworks.launchers import batch
 from phalanx.frameworks.launchers.launch import launch
-from phalanx.frameworks.launchers.launcher import Given, OpenFile, ProgramLaunch
+from phalanx.frameworks.launchers.launcher import Allocation, OpenFile, ProgramLaunch
 from phalanx.frameworks.launchers.manifest import manifest
 from phalanx.frameworks.shell.invocation import Invocation
 from phalanx.frameworks.shell.programs import SCRIPTS, SHELLS
@@ -47,7 +47,7 @@ class Started:
     files: Mapping[str, str] = field(default_factory=dict)
     """Files that the text itself writes, text by name."""
     directory: str = ""
-    given: Given = field(default_factory=Given)
+    given: Allocation = field(default_factory=Allocation)
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     """Scripts that it runs as its program and that were not given, each as a sentence."""
@@ -66,7 +66,7 @@ def in_script(text: str, open_file: OpenFile, knows: Knows, name: str = "script.
     return replace(started, notes=(*started.notes, said)) if said else started
 
 
-def _of_nodes(one: ProgramLaunch, given: Given, spreads: bool) -> str:
+def _of_nodes(one: ProgramLaunch, given: Allocation, spreads: bool) -> str:
     """Return a note where a launcher starts ranks on other nodes than its batch script asks for; "" where it does
     not."""
     if given.by != "#SBATCH" or not given.nodes:
@@ -99,7 +99,7 @@ def in_manifest(documents: Sequence[Any], open_file: OpenFile, knows: Knows) -> 
 
 
 def _started(
-    script: Script, given: Given, open_file: OpenFile, knows: Knows, environment: Mapping[str, str] | None = None
+    script: Script, given: Allocation, open_file: OpenFile, knows: Knows, environment: Mapping[str, str] | None = None
 ) -> Started:
     trainings: dict[tuple[Any, ...], tuple[Invocation, ProgramLaunch]] = {}
     for invocation, words in ((i, words) for i in script.invocations for words in _components(i.words)):
@@ -182,7 +182,7 @@ def _training_among(
     return equal[0]
 
 
-def _arguments_alone(script: Script, given: Given) -> Started:
+def _arguments_alone(script: Script, given: Allocation) -> Started:
     """Return the training of a script that starts nothing, by the variable or array with the most flags."""
     texts = [(name, [w for v in values for w in words_of(v)]) for name, values in script.variables.items()]
     flags = [(name, words) for name, words in texts if any(map(_FLAG.match, words))]

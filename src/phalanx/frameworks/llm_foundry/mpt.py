@@ -17,13 +17,13 @@ _KERNELS = ATTENTION | {TRITON: TRITON, "flash": "flash2", "torch": "unfused"}
 _ACTIVATIONS = {("mptmlp", "gelu"): "gelu", ("mptglu", "gelu"): "geglu", ("mptgeglu", "gelu"): "geglu",
     ("mptglu", "silu"): "swiglu"}  # fmt: skip
 """(ffn_type, its function) -> activation of a ModelSpec."""
-_OF_MODEL = ("model.attn_config", "model.config_overrides.attn_config")
+_ATTENTION_TABLES = ("model.attn_config", "model.config_overrides.attn_config")
 
 
 def attention(keys: Keys, mpt: bool) -> str:
     """Return attention's kernel, as a value of options.attention or TRITON; "" where transformers chooses it. `mpt`:
     whether the model is an MPT, whose default is FlashAttention 2."""
-    paths = tuple(f"{at}.attn_impl" for at in _OF_MODEL)
+    paths = tuple(f"{at}.attn_impl" for at in _ATTENTION_TABLES)
     named = keys.take((*paths, "model.attn_implementation"), "options.attention")
     flash = keys.truth("model.use_flash_attention_2", "options.attention")
     if named is None and not flash:

@@ -38,7 +38,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     seq = keys.count("max_seq_len", "job.seq")
     for name in ("model.max_seq_len", "model.config_overrides.max_seq_len"):
         keys.take(name, "model.max_seq")
-    precision = _one_of(_PRECISIONS, "precision", keys.take("precision", "job.precision", "amp_bf16"))
+    precision = _meaning(_PRECISIONS, "precision", keys.take("precision", "job.precision", "amp_bf16"))
     of_its_own = keys.take("model.name", "model") == "mpt_causal_lm"
     spec, why = mpt.model(keys, seq) if of_its_own else (None, "")
     trained, unpriced = adapter_options(keys, "model.peft_config.")
@@ -104,11 +104,11 @@ def _sharding(keys: Keys, world: int | None) -> tuple[int | None, int | None, st
     if isinstance(mesh, list) and len(mesh) == 2:  # of Composer before 0.24
         shard = count(mesh[1])
     again = keys.truth("fsdp_config.activation_checkpointing", "strategy.recompute", False)
-    zero = None if named is None else _one_of(_LEVELS, "fsdp_config.sharding_strategy", str(named).upper())
+    zero = None if named is None else _meaning(_LEVELS, "fsdp_config.sharding_strategy", str(named).upper())
     return zero, shard or divided(world, replicas), "full" if again else "none"
 
 
-def _one_of(known: Mapping[str, T], key: str, value: Any) -> T | None:
+def _meaning(known: Mapping[str, T], key: str, value: Any) -> T | None:
     """Return the meaning of a key's word; None where the value is None. Raises InputError for an unknown word."""
     if value is None or (word := str(value)) in known:
         return None if value is None else known[word]

@@ -103,7 +103,7 @@ def _degrees(keys: Keys, world: int | None) -> dict[str, int | None]:
     degrees: dict[str, int | None] = {}
     for axis, names in _AXES.items():
         paths = [f"{where}_{name}_parallelism" for where in ("ici", "dcn") for name in names]
-        counted = [count(keys.take(path, f"strategy.{axis}", _left(keys, path))) for path in paths]
+        counted = [count(keys.take(path, f"strategy.{axis}", _remaining_degree(keys, path))) for path in paths]
         degrees[axis] = None if None in counted else math.prod(c for c in counted if c is not None)
     open_ = [axis for axis, degree in degrees.items() if degree is None]
     if world and len(open_) == 1 and open_[0] in ("fsdp", "data"):
@@ -111,7 +111,7 @@ def _degrees(keys: Keys, world: int | None) -> dict[str, int | None]:
     return degrees
 
 
-def _left(keys: Keys, path: str) -> int:
+def _remaining_degree(keys: Keys, path: str) -> int:
     """Return the degree of an axis that a file does not name: -1 of fsdp, which takes the rest of a slice
     (types:1246) unless data does; else 1."""
     return -1 if path == "ici_fsdp_parallelism" and keys.config.get("ici_data_parallelism") != -1 else 1

@@ -9,7 +9,7 @@ from phalanx.frameworks.configuration import Keys
 
 _AROUND = ("query_proj", "key_proj", "value_proj", "out_proj")
 _GATES = ("mlpwi_0", "mlpwi_1")
-_OTHERS = ("qkv_proj", "mlpwo", "decoder_layer_input")
+_ALWAYS_REPEATED = ("qkv_proj", "mlpwo", "decoder_layer_input")
 _OFFLOADED = {"minimal_offloaded": "minimal", "qkv_proj_offloaded": "save_qkv_proj"}
 """Policies that keep results on the host (src/maxtext/utils/maxtext_utils.py:229) -> the policy that keeps the same
 results on the device."""
@@ -31,7 +31,7 @@ def policy(keys: Keys, word: str | None) -> tuple[str | None, tuple[str, ...]]:
 def _custom(keys: Keys) -> tuple[str, tuple[str, ...]]:
     """Return the policy of the whole parts of a block that `custom` keeps, and the names that it keeps on the
     host."""
-    names = (*_AROUND, *_GATES, *_OTHERS, "mlpwi", "context")
+    names = (*_AROUND, *_GATES, *_ALWAYS_REPEATED, "mlpwi", "context")
     where = {name: str(keys.take(name, "strategy.recompute", "remat")) for name in names}
     kept = {name for name, place in where.items() if place in ("device", "offload")}
     around = "out_proj" in kept and ("qkv_proj" in kept or {*_AROUND} <= kept)

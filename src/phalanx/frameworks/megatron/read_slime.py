@@ -10,7 +10,7 @@ from phalanx.frameworks.values import count, divided, product
 
 Flag = Callable[[str, str], Any]
 
-_BESIDE = re.compile(r"sglang_\w+|colocate|(no_)?offload(_\w+)?")
+_ROLLOUT_FLAGS = re.compile(r"sglang_\w+|colocate|(no_)?offload(_\w+)?")
 """Flags of the engine that generates, and of what leaves the GPUs between generation and training."""
 _GENERATION = (
     "the price is of the actor's updates: generation, log-probabilities and the reference take time of their own"
@@ -50,7 +50,7 @@ def actor(flag: Flag, names: Iterable[str]) -> Actor | None:
     if not (nodes and each):
         return None
     for name in names:
-        if _BESIDE.fullmatch(name.replace("-", "_")):
+        if _ROLLOUT_FLAGS.fullmatch(name.replace("-", "_")):
             flag(name, "rollout")
     prompts, samples = (
         count(flag("rollout_batch_size", "job.global_batch")),

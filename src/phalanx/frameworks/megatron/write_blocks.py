@@ -11,7 +11,7 @@ from phalanx.frameworks.writing.program import Setting, settings
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.blocks.attention import AttentionSizes
 from phalanx.spec.model.blocks.linear_attention import DeltaSizes
-from phalanx.spec.model.blocks.lowering import BESIDE, JOINED, Mixer, pattern_of
+from phalanx.spec.model.blocks.lowering import JOINED, PARALLEL, Mixer, pattern_of
 from phalanx.spec.model.blocks.mlp import MlpSizes
 from phalanx.spec.model.blocks.state_space import MambaSizes
 from phalanx.spec.model.spec import ModelSpec
@@ -67,7 +67,7 @@ def blocks_of(m: ModelSpec) -> Blocks:
     """Return a model's blocks. Raises InputError for what Megatron-LM has no argument for."""
     for mixer in m.mixers:
         _require_sizes(m, mixer)
-    if any(BESIDE in words for words in pattern_of(m)):
+    if any(PARALLEL in words for words in pattern_of(m)):
         raise refuse("pattern", None, "its sublayers follow each other")
     parts = [words.split(JOINED) for words in pattern_of(m)]
     two = all(len(p) == 2 and p[1] in ("mlp", "experts") and p[0] not in ("mlp", "experts") for p in parts)

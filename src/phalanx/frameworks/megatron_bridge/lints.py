@@ -1,11 +1,11 @@
 """Mistakes in ConfigContainers and NeMo's recipes."""
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys
-from phalanx.frameworks.lints import Found, Lint
+from phalanx.frameworks.lints import Lint, Mistakes
 from phalanx.frameworks.values import count
 
 
-def _batches_disagree(c: Config, x: Configuration) -> Found:
+def _batches_disagree(c: Config, x: Configuration) -> Mistakes:
     """Sizes of a micro-batch in two sections."""
     if x.kind == "nemo":
         sizes = {p: count(Keys(c).take(f"{p}.micro_batch_size", "")) for p in ("train", "dataset", "data", "model")}

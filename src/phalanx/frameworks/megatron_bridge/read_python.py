@@ -16,7 +16,7 @@ _NEMO = ("pretrain_recipe", "finetune_recipe")
 _BRIDGE = re.compile(r"\w+_(pretrain|sft|peft|finetune)\w*_config|ConfigContainer")
 _STARTS = ("pretrain", "finetune", "train")
 _SECTIONS = ("trainer", "data", "model", "optim")
-_BY_NAME = ("get_mixed_precision_config", "default_peft_config")
+_NAMED_CONFIGS = ("get_mixed_precision_config", "default_peft_config")
 _RANK = 32
 """Default rank of LoRA (src/megatron/bridge/peft/lora.py:146)."""
 _CLASS = re.compile(r"(Llama|Qwen|Mistral|Mixtral|Gemma|DeepSeek)([\w]*?)Config_?(\w+)")
@@ -78,7 +78,7 @@ def _name(item: Any) -> str:
     """Return what a call makes, by its own name or, of get_mixed_precision_config("bf16_mixed"), by its argument."""
     if not isinstance(item, PythonObject):
         return str(item)
-    by_name = item.positional and item.last in _BY_NAME
+    by_name = item.positional and item.last in _NAMED_CONFIGS
     return str(item.positional[0]) if by_name else item.last
 
 

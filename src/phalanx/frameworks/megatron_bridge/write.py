@@ -65,7 +65,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
     result = []
     for g in megatron.groups(x):
         settings = [s for flag in g.settings for s in _keyed(flag)]
-        extra = _BESIDE.get(g.title)
+        extra = _GROUP_SETTINGS.get(g.title)
         result.append(Group(g.title, g.why, (*settings, *(extra(x, flags) if extra else ()))))
     return tuple(result)
 
@@ -73,7 +73,7 @@ def groups(x: Subject) -> tuple[Group, ...]:
 def _keyed(flag: Setting) -> list[Setting]:
     """Return the settings of a ConfigContainer for a flag of Megatron-LM: one, several or none."""
     key, value = flag.key, flag.value
-    if key in IMPLIED or key in _WITH_OTHERS:
+    if key in IMPLIED or key in _JOINT_FLAGS:
         return []
     if key == "--vocab-size":  # to be padded
         return [Setting(KEYS["--padded-vocab-size"], value), Setting("model.should_pad_vocab", True)]
@@ -81,7 +81,7 @@ def _keyed(flag: Setting) -> list[Setting]:
         return [Setting(INVERTED[key], False)]
     if key in _DTYPES:
         value = DTYPES[value]
-    elif key in _BY_BLOCK:
+    elif key in _BLOCK_FLAGS:
         value = 1 if value == "1" else zeros_and_ones(value)
     elif key == "--window-size":
         value = [int(n) for n in value.split(",")]
@@ -102,9 +102,9 @@ def _keyed(flag: Setting) -> list[Setting]:
     return settings
 
 
-_WITH_OTHERS = ("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16", "--sft", "--seed")
+_JOINT_FLAGS = ("--swiglu", "--squared-relu", "--no-bias-gelu-fusion", "--grad-reduce-in-bf16", "--sft", "--seed")
 """Flags that have no setting of their own: the functions below write their meaning."""
-_BY_BLOCK = ("--moe-layer-freq", "--linear-attention-freq", "--window-attn-skip-freq", "--no-rope-freq")
+_BLOCK_FLAGS = ("--moe-layer-freq", "--linear-attention-freq", "--window-attn-skip-freq", "--no-rope-freq")
 """Flags with a value for each block."""
 _ACTIVATIONS = {"--swiglu": "torch.nn.functional.silu", "--squared-relu": "megatron.core.activations.squared_relu"}
 
@@ -154,7 +154,7 @@ def _optimizer(x: Subject, flags: set[str]) -> Iterable[Setting]:
         yield Setting(f"scheduler.{end}_weight_decay", x.job.optimizer.weight_decay)
 
 
-_BESIDE = {
+_GROUP_SETTINGS = {
     "Model": _model,
     "Pipeline": _pipeline,
     "Number types": _types,

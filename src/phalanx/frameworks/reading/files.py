@@ -25,7 +25,7 @@ from phalanx.frameworks.reading.launch_tables import (
 )
 from phalanx.frameworks.reading.parts import reader
 from phalanx.frameworks.reading.recipes import MODEL, RECIPE
-from phalanx.frameworks.reading.source import BY_KIND, DATA, kind_of, source_of, split_function
+from phalanx.frameworks.reading.source import DATA, FRAMEWORK_BY_KIND, kind_of, source_of, split_function
 from phalanx.frameworks.tables import merge_tables, resolve_references, tables_of_paths
 from phalanx.frameworks.values import product
 from phalanx.schedule.pipeline.schedules import facts_of
@@ -35,7 +35,7 @@ from phalanx.spec.model import presets
 from phalanx.spec.model.spec import ModelSpec
 
 READERS: dict[str, Callable[[Config, int | None], Configuration]] = {
-    kind: reader(framework) for kind, framework in BY_KIND.items()
+    kind: reader(framework) for kind, framework in FRAMEWORK_BY_KIND.items()
 }
 """The reader of each kind of configuration."""
 
@@ -68,12 +68,12 @@ def read(paths: Sequence[Path], kind: str | None = None, world: int | None = Non
             raise InputError("file", str(main), "is not a configuration of a known framework", known_kinds())
         if kind == "hf" and {"accelerate_config", "num_processes"} & config.keys():  # TRL's
             config = with_options(type(config)({"args": config}), "", reading)
-        config = with_files(config, BY_KIND[kind], "", reading)
+        config = with_files(config, FRAMEWORK_BY_KIND[kind], "", reading)
     if RECIPE in config:
         reading.missing.append(f"{config[RECIPE]}, its recipe, is not known here: set its degrees too")
     kind, config = _with_given(kind, type(config)(resolve_references(config)), reading)
     c = _with_schedule(configured(config, kind, world), reading.files)
-    if guessed and source.kind is None and not (source.started and is_named(source.started, BY_KIND[kind])):
+    if guessed and source.kind is None and not (source.started and is_named(source.started, FRAMEWORK_BY_KIND[kind])):
         _require_its_own(c, str(main))
     model, why = (c.spec, "") if c.spec else _model(c, reading, str(config.get(MODEL, "")))
     notes = (*(source.started.notes if source.started else source.notes), *reading.asks, *c.notes)
@@ -129,7 +129,7 @@ def with_model_fields(
 ) -> tuple[Configuration, Config]:
     """Return a configuration that leaves its model open, with fields of the model that the user states (`vocab`:
     50304) as if its file had them, and its tables. Raises InputError."""
-    keys = key_table(BY_KIND[c.kind].folder).fields("model")
+    keys = key_table(FRAMEWORK_BY_KIND[c.kind].folder).fields("model")
     stated = {keys[name].lstrip("-"): value for name, value in values.items() if name in keys}
     if not stated:
         return c, config
@@ -204,7 +204,7 @@ def _rank(path: Path) -> int:
 def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tuple[str, dict[str, Any]]:
     """Return tables completed by the given files that no file names: the model's config.json, DeepSpeed's or
     accelerate's file, a base file. Raises InputError for one that is none of these."""
-    framework = BY_KIND[kind]
+    framework = FRAMEWORK_BY_KIND[kind]
     for path in reading.files.given:
         if path in reading.files.opened:
             continue
@@ -238,7 +238,7 @@ def _model(c: Configuration, reading: FileReading, named: str) -> tuple[ModelSpe
         is_copy = config_json is not None and config_json.absolute().parent == home.absolute()
         is_meant = not is_copy or (home / c.model_name).is_dir()
     name = named or c.model_name
-    known = _known(name)
+    known = _preset_of(name)
     if config_json is None:
         return (_published(name, known, reading) if known else None), ""
     try:
@@ -260,7 +260,7 @@ def _model(c: Configuration, reading: FileReading, named: str) -> tuple[ModelSpe
     return model, ""
 
 
-def _known(name: str) -> str | None:
+def _preset_of(name: str) -> str | None:
     """Return the preset of a model's name; None where there is none."""
     return name if name in presets.PRESETS else presets.published(name) if name else None
 

@@ -25,8 +25,8 @@ from phalanx.frameworks.reading.dialects import METHOD, Dialect, dialect_of
 from phalanx.frameworks.reading.python import declared, parsed
 from phalanx.frameworks.reading.recipes import MODEL, model_of, recipe
 from phalanx.frameworks.reading.source import (
-    BY_KIND,
     DATA,
+    FRAMEWORK_BY_KIND,
     FileSource,
     framework_named,
     framework_of,
@@ -74,7 +74,10 @@ class FileReading:
         if text is None and (known := shipped(name)) is not None:
             self.asks.append(f"{name} is not here: it shards and offloads as that of {known[1]}")
             return known[0]
-        for tables, by in ((torchtitan.shipped(name), torchtitan.BY), (accelerate.shipped(name), accelerate.BY)):
+        for tables, by in (
+            (torchtitan.shipped(name), torchtitan.REVISION),
+            (accelerate.shipped(name), accelerate.REVISION),
+        ):
             if text is None and tables is not None and "/" in name:
                 self.asks.append(f"{name} is not here: it is taken as that of {by}")
                 return tables
@@ -123,7 +126,7 @@ def launched_tables(
     if (script := torchtitan.script_launch(started.launch.program, started.args, started.environment)) is not None:
         world = reading.ranks or (started.launch.nodes or 1) * script[1]  # of each node that starts it
         reading.asks.append(
-            f"run_train.sh is not here: it starts torchtitan.train on NGPU ranks, as that of {torchtitan.BY}"
+            f"run_train.sh is not here: it starts torchtitan.train on NGPU ranks, as that of {torchtitan.REVISION}"
         )
         launch = replace(started.launch, program="torchtitan.train", world=world)
         started = replace(started, launch=launch, args=script[0], missing=())
@@ -136,17 +139,17 @@ def launched_tables(
         other = others.program(own, started.positional if own else (), flags)
         if other is not None:
             raise other.error(str(path))
-    framework = BY_KIND[kind] if kind else framework_of(launch.program, flags)
+    framework = FRAMEWORK_BY_KIND[kind] if kind else framework_of(launch.program, flags)
     framework = framework or _of_settings(started, reading)
     program = None if framework else _program(started, reading)
     if program is not None:
-        framework = BY_KIND[str(program.kind)]
+        framework = FRAMEWORK_BY_KIND[str(program.kind)]
     if framework is None and (engine := _engine_file(started, reading)) is not None:
         framework, config = engine
         return framework.reads, {**config, "launch": _typed(launch.options), "launched": launch}
     of_its_own = framework is None and bool(launch.kept or launch.config)
     if of_its_own:  # a program on what accelerate set up
-        framework = BY_KIND["accelerate"]
+        framework = FRAMEWORK_BY_KIND["accelerate"]
         reading.asks.append(f"flags of {plain(launch.program)} are its own: batch, length and model are open")
         started = replace(started, args={}, assigned={}, positional=())
     if framework is None:
@@ -216,7 +219,7 @@ def with_options(config: dict[str, Any], directory: str, reading: FileReading) -
         config["env"] = {**config.get("env", {}), **environment}
     if options or name:
         config["accelerate"] = accelerate.tables(file or {}, options, missing=bool(name) and file is None)
-        config = with_files(config, BY_KIND["hf"], directory, reading)
+        config = with_files(config, FRAMEWORK_BY_KIND["hf"], directory, reading)
     return config
 
 
@@ -332,7 +335,7 @@ def _of_settings(started: Started, reading: FileReading) -> Framework | None:
             (f for f in FRAMEWORKS.values() if set(f.launched_by).intersection(started.launch.launchers)), None
         )
     kind = kind_of(tables[0]) if tables and isinstance(tables[0], dict) else None
-    return BY_KIND[kind] if kind and flag in BY_KIND[kind].base else None
+    return FRAMEWORK_BY_KIND[kind] if kind and flag in FRAMEWORK_BY_KIND[kind].base else None
 
 
 def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dict[str, Any]] | None:
@@ -344,7 +347,7 @@ def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dic
         for path in reading.files.given:
             tables = reading.tables_of(path.name, started.directory, "its file") if path.suffix == ".json" else None
             if tables is not None and kind_of(tables) == "deepspeed":
-                return BY_KIND["deepspeed"], tables
+                return FRAMEWORK_BY_KIND["deepspeed"], tables
         raise InputError("file", started.launch.program, f"hands {first} to DeepSpeed, a file", "give it too")
     for name, value in started.args.items():
         if isinstance(value, str) and value.endswith(".json"):
@@ -353,7 +356,7 @@ def _engine_file(started: Started, reading: FileReading) -> tuple[Framework, dic
                 reason = f"hands {plain(value)} to DeepSpeed, which {reading.files.why(value)}"
                 raise InputError("file", started.launch.program, *reason.split(": ", 1))
             if tables is not None and kind_of(tables) == "deepspeed":
-                return BY_KIND["deepspeed"], tables
+                return FRAMEWORK_BY_KIND["deepspeed"], tables
     return None
 
 
@@ -379,7 +382,7 @@ def _not_known(started: Started, path: Path) -> InputError:
 
 def known_kinds() -> str:
     """Return the remedy for a file whose framework is unknown."""
-    return f"if it is one, name its framework with --kind: {', '.join(BY_KIND)}"
+    return f"if it is one, name its framework with --kind: {', '.join(FRAMEWORK_BY_KIND)}"
 
 
 def _typed(values: Mapping[str, Any]) -> dict[str, Any]:

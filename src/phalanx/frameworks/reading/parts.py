@@ -21,7 +21,7 @@ def reader(framework: Framework) -> Callable[[Config, int | None], Configuration
     """Return the function that reads a configuration: (tables, number of ranks where the file does not state it)."""
 
     def read(config: Config, world: int | None = None) -> Configuration:
-        result: Configuration = _part(framework, "read").read(config, world)
+        result: Configuration = _module(framework, "read").read(config, world)
         return result
 
     return read
@@ -32,7 +32,7 @@ def writer(framework: Framework) -> Callable[[Subject], TrainingProgram]:
     framework cannot run."""
 
     def program(subject: Subject) -> TrainingProgram:
-        result: TrainingProgram = _part(framework, "write").program(subject)
+        result: TrainingProgram = _module(framework, "write").program(subject)
         return result
 
     return program
@@ -41,9 +41,9 @@ def writer(framework: Framework) -> Callable[[Subject], TrainingProgram]:
 def python_tables(framework: Framework, file: PythonFile) -> dict[str, Any] | None:
     """Return the tables of a configuration in Python, which is followed and not run; None for one of another
     framework. Raises InputError."""
-    result: dict[str, Any] | None = _part(framework, "read_python").tables(file)
+    result: dict[str, Any] | None = _module(framework, "read_python").tables(file)
     return result
 
 
-def _part(framework: Framework, name: str) -> Any:
+def _module(framework: Framework, name: str) -> Any:
     return import_module(f"phalanx.frameworks.{framework.folder}.{name}")

@@ -16,7 +16,7 @@ from typing import Any
 
 from phalanx.spec.errors import InputError
 
-_DEEPEST, _MOST = 20, 20_000
+_DEEPEST, _MOST_STATEMENTS = 20, 20_000
 """Calls inside calls, and statements in all, that are followed."""
 _LONGEST = 60
 _BINARY = {
@@ -127,8 +127,10 @@ def require_few(result: Any, name: str) -> None:
             counted[id(value)] = 1 + sum(map(count, inner))
         return counted[id(value)]
 
-    if count(result) > _MOST:
-        raise InputError("file", name, f"makes more than {_MOST:,} values", "name the file of its settings")
+    if count(result) > _MOST_STATEMENTS:
+        raise InputError(
+            "file", name, f"makes more than {_MOST_STATEMENTS:,} values", "name the file of its settings"
+        )
 
 
 def follow(module: ast.Module) -> FollowedProgram:
@@ -187,8 +189,10 @@ class _Follower:
     def run(self, body: Sequence[ast.stmt], values: dict[str, Any]) -> None:
         for line in body:
             self.steps += 1
-            if self.steps > _MOST:
-                raise InputError("file", None, f"makes more than {_MOST:,} steps", "name the file of its settings")
+            if self.steps > _MOST_STATEMENTS:
+                raise InputError(
+                    "file", None, f"makes more than {_MOST_STATEMENTS:,} steps", "name the file of its settings"
+                )
             self._statement(line, values)
 
     def _statement(self, line: ast.stmt, values: dict[str, Any]) -> None:

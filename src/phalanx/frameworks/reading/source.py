@@ -26,9 +26,9 @@ from phalanx.frameworks.tables import documents, texts
 from phalanx.spec.documents import read_text, require_finite, require_shallow
 from phalanx.spec.errors import InputError
 
-BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
+FRAMEWORK_BY_KIND = {framework.reads: framework for framework in FRAMEWORKS.values() if framework.reads}
 """Frameworks by the kind of configuration that they read."""
-IN_PYTHON = tuple(framework for framework in FRAMEWORKS.values() if framework.python)
+CONFIGURED_IN_PYTHON = tuple(framework for framework in FRAMEWORKS.values() if framework.python)
 """The frameworks that are configured in Python."""
 _MANIFEST = re.compile(r"\A(?:[ \t]*(?:#.*)?\n|---.*\n)*apiVersion: ")
 """How a manifest begins, whatever its file is called."""
@@ -130,7 +130,7 @@ def of_python(path: Path, text: str, where: str, function: str = "") -> FileSour
     """Return the tables of a configuration or a program in Python. Raises InputError where it has none."""
     try:
         file = PythonFile(parsed(text, where), where, function)
-        for framework in IN_PYTHON:
+        for framework in CONFIGURED_IN_PYTHON:
             if (value := python_tables(framework, file)) is not None:
                 require_finite(value)
                 require_shallow(value)
@@ -162,7 +162,7 @@ def framework_of(program: str, args: Mapping[str, Any]) -> Framework | None:
     scripts rename flags; None: unknown."""
     by_name = framework_named(program)
     by_flags = kind_of({"launch": {}, "args": dict(args)})
-    return by_name if by_flags is None or (by_name and by_name.renamed) else BY_KIND[by_flags]
+    return by_name if by_flags is None or (by_name and by_name.renamed) else FRAMEWORK_BY_KIND[by_flags]
 
 
 def framework_named(program: str) -> Framework | None:

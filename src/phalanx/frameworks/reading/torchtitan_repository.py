@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-BY = "pytorch/torchtitan 238fa995"
+REVISION = "pytorch/torchtitan 238fa995"
 
 
 @cache

@@ -9,7 +9,7 @@ import re
 
 from phalanx.frameworks.shell.expansion import arithmetic, expand_all, text_of
 from phalanx.frameworks.shell.follower import Follower
-from phalanx.frameworks.shell.invocation import Fork, Left
+from phalanx.frameworks.shell.invocation import ControlExit, Fork
 from phalanx.frameworks.shell.nodes import NAME, REFERENCE, CaseCommand, Chain, For, If, Node, SimpleCommand, While
 from phalanx.frameworks.shell.scope import LONGEST_LOOP, Scope, is_open, plain, unknown
 
@@ -18,7 +18,7 @@ def attempt(m: Follower, node: Node, scope: Scope) -> bool | None:
     """Follow a branch that may not be taken: what ends a script ends only the branch."""
     try:
         return m.node(node, scope)
-    except Left:
+    except ControlExit:
         return None
 
 
@@ -126,7 +126,7 @@ def _round(m: Follower, body: Chain, scope: Scope) -> tuple[bool, bool | None]:
     """Follow a loop's body once; return (whether the loop ends with it, its status)."""
     try:
         return False, m.chain(body, scope)
-    except Left as left:
+    except ControlExit as left:
         if left.how not in ("break", "continue"):
             raise
         return left.how == "break", left.status

@@ -14,7 +14,7 @@ from phalanx.frameworks.shell.scope import is_open
 
 _LONGEST = 2**16
 """Characters of the longest output."""
-_MOST = 10_000
+_MOST_NUMBERS = 10_000
 
 
 def program_output(words: list[str], given: str | None) -> str | None:
@@ -119,7 +119,7 @@ def _seq(words: list[str], given: str | None) -> str:
         numbers[-1],
     )
     values = range(first, last + (1 if step > 0 else -1), step)
-    if len(values) > _MOST:
+    if len(values) > _MOST_NUMBERS:
         raise ValueError
     return between.join(map(str, values)) + "\n"
 

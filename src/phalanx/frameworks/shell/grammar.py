@@ -84,7 +84,7 @@ def _chain(source: ScriptText, ends: tuple[str, ...], close: str = "") -> Chain:
 def _pipeline(source: ScriptText) -> CommandPipeline:
     negated = bool(source.reserved("!"))
     source.blanks()
-    parts = [_part(source)]
+    parts = [_node(source)]
     while True:
         source.blanks()
         match = _OPERATOR.match(source.text, source.at)
@@ -92,10 +92,10 @@ def _pipeline(source: ScriptText) -> CommandPipeline:
             return CommandPipeline(tuple(parts), negated)
         source.at = match.end()
         source.blanks(lines=True)
-        parts.append(_part(source))
+        parts.append(_node(source))
 
 
-def _part(source: ScriptText) -> Node:
+def _node(source: ScriptText) -> Node:
     """Take a simple or a compound command."""
     line = source.line()
     if source.text.startswith("[[", source.at) and source.text[source.at + 2 : source.at + 3] in (" ", "\t", "\n"):
@@ -132,7 +132,7 @@ def _part(source: ScriptText) -> Node:
     if named:
         source.at = named.end()
         source.blanks(lines=True)
-        return Function(named[1], _part(source))
+        return Function(named[1], _node(source))
     return _command(source, line)
 
 

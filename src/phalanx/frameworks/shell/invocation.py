@@ -55,7 +55,7 @@ def _differing_words(a: str, b: str) -> tuple[str, str]:
     return first, second
 
 
-class Left(Exception):
+class ControlExit(Exception):
     """The script, a function or a loop ends here: exit, return, break, continue. `status`: as it ends."""
 
     def __init__(self, how: str, status: bool = True) -> None:

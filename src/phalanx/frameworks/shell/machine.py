@@ -7,7 +7,7 @@ from phalanx.frameworks.shell.conditions import TestOutcome, holds, test_holds
 from phalanx.frameworks.shell.expansion import arithmetic, expand, expand_all, text_of
 from phalanx.frameworks.shell.follower import Follower
 from phalanx.frameworks.shell.grammar import parse
-from phalanx.frameworks.shell.invocation import Left
+from phalanx.frameworks.shell.invocation import ControlExit
 from phalanx.frameworks.shell.nodes import (
     DECLARES,
     NAME,
@@ -63,7 +63,7 @@ class ScriptFollower(Follower):
                 inner = scope.copy() if node.subshell else scope
                 try:
                     status = self.chain(node.body, inner)
-                except Left as left:
+                except ControlExit as left:
                     if not node.subshell or left.how not in ("exit", "return"):
                         raise
                     status = left.status
@@ -171,7 +171,7 @@ class ScriptFollower(Follower):
             if name == "exit" and words[1:2] not in ([], ["0"]):  # a guard, which a run that succeeds passes
                 return True
             fails = name == "return" and len(words) > 1 and words[1].isdigit() and words[1] != "0"
-            raise Left(name, not fails)
+            raise ControlExit(name, not fails)
         if name in (":", "true", "false"):
             return name != "false"
         if name in ("cd", "pushd"):

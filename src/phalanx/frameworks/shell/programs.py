@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from phalanx.frameworks.shell.expansion import document
 from phalanx.frameworks.shell.follower import Follower
-from phalanx.frameworks.shell.invocation import Invocation, Left
+from phalanx.frameworks.shell.invocation import ControlExit, Invocation
 from phalanx.frameworks.shell.nodes import SimpleCommand
 from phalanx.frameworks.shell.scope import DEEPEST, Scope, plain
 from phalanx.spec.errors import InputError
@@ -212,7 +212,7 @@ def _in_its_own_shell(
     try:
         m.batch += [text] if "#SBATCH" in text and not m.batch else []  # comments, to a job that runs
         return m.text(text, inner)
-    except Left:
+    except ControlExit:
         return True
     finally:
         m.depth -= 1
@@ -235,7 +235,7 @@ def source(m: Follower, words: list[str], line: int, scope: Scope) -> bool | Non
     m.depth += 1
     try:
         return m.text(text, scope)
-    except Left as left:
+    except ControlExit as left:
         if left.how != "return":
             raise
         return left.status
@@ -255,7 +255,7 @@ def call(m: Follower, words: list[str], names: set[str], scope: Scope) -> bool |
     m.depth += 1
     try:
         return m.node(scope.functions[words[0]], scope)
-    except Left as left:
+    except ControlExit as left:
         if left.how != "return":
             raise
         return left.status

@@ -13,7 +13,7 @@ from functools import partial
 from phalanx.frameworks.shell import output
 from phalanx.frameworks.shell.follower import Include, Submitted
 from phalanx.frameworks.shell.grammar import parse
-from phalanx.frameworks.shell.invocation import Fork, Invocation, Left
+from phalanx.frameworks.shell.invocation import ControlExit, Fork, Invocation
 from phalanx.frameworks.shell.machine import ScriptFollower
 from phalanx.frameworks.shell.scope import Scope
 from phalanx.spec.errors import InputError
@@ -79,7 +79,7 @@ def follow(
     machine.batch += [text] if "#SBATCH" in text else []
     try:
         machine.chain(chain, scope)
-    except Left:
+    except ControlExit:
         pass
     except RecursionError:
         raise InputError("script", None, "is nested too deep", "give the command line that it comes to") from None

@@ -106,7 +106,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if spec and seq and seq > spec.max_seq:  # positions grow: models/llama3/model/args.py, update_from_config
         spec = replace(spec, max_seq=seq)
     options = _options(keys, bool(offload)) | inside
-    job, fields = _job(keys) | _types(keys), _pieces(keys, micro, pp or 1) | _every(keys, mode)
+    job, fields = _job(keys) | _types(keys), _pieces(keys, micro, pp or 1) | _block_interval(keys, mode)
     stack, why = _release(keys, str(options.get("products", "")).startswith("float8"))
     early = "job" in config  # a release before 0.3
     unmixed = ""
@@ -196,7 +196,7 @@ def _pieces(keys: Keys, local: int | None, pp: int) -> dict[str, Any]:
     return {"micro_batch": size} if pp > 1 and local and size and local % size == 0 else {}
 
 
-def _every(keys: Keys, mode: Any) -> dict[str, Any]:
+def _block_interval(keys: Keys, mode: Any) -> dict[str, Any]:
     """Return the field `recompute` where `selective` means every n-th block (to 0.2) rather than single operators."""
     n = keys.count("activation_checkpoint.selective_ac_option", "strategy.recompute", "op")
     return {"recompute": "full" if n == 1 else f"every:{n}"} if n and mode == "selective" else {}

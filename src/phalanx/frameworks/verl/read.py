@@ -30,14 +30,14 @@ _SWITCHES = {name: name.replace("_", "-") for name in ("sequence_parallel", "use
 """Switches that are on by default."""
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 
-_OF_MEGATRON = tuple(f"{at}.megatron.override_transformer_config." for at in (_ACTOR, f"{_ROLE}.ref", "critic"))
+_MEGATRON_TABLES = tuple(f"{at}.megatron.override_transformer_config." for at in (_ACTOR, f"{_ROLE}.ref", "critic"))
 """Tables that hold fields of Megatron-Core's TransformerConfig."""
 
 
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read the tables of an actor, or of fine-tuning, which has no actor. Keys that are not stated have the values of
     verl's own files, which hydra merges the user's into."""
-    keys = Keys(config, key_table("verl"), dict.fromkeys(_OF_MEGATRON, key_table("megatron")))
+    keys = Keys(config, key_table("verl"), dict.fromkeys(_MEGATRON_TABLES, key_table("megatron")))
     tuned = _ROLE not in config
     nodes = keys.count("trainer.nnodes", "world", 1)
     each = keys.count("trainer.n_gpus_per_node", "world", None if tuned else _PER_GPU)
@@ -104,7 +104,7 @@ def _fsdp(keys: Keys, world: int | None, at: str, whole: str, repeated: int, len
         model_name=_model(keys, model),
         options=options,
         job=job,
-        notes=(*notes, *_others(keys)),
+        notes=(*notes, *_unpriced_roles(keys)),
     )
 
 
@@ -149,7 +149,7 @@ def _megatron(keys: Keys, world: int | None, repeated: int) -> Configuration:
         options=c.options,
         fields=c.fields,
         job=_job(keys, f"{_ACTOR}.optim", f"{_ACTOR}.grad_clip"),
-        notes=(*notes, *_others(keys)),
+        notes=(*notes, *_unpriced_roles(keys)),
     )
 
 
@@ -193,7 +193,7 @@ def _model(keys: Keys, table: str) -> str:
     return str(keys.take((f"{table}.path", f"{table}.partial_pretrain"), "model", "") or "")
 
 
-def _others(keys: Keys) -> tuple[str, ...]:
+def _unpriced_roles(keys: Keys) -> tuple[str, ...]:
     """Return notes about the parts of a step that have no price: generation, the reference and the critic."""
     role = keys.config.get(_ROLE)
     if not isinstance(role, Mapping):

@@ -22,7 +22,7 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import COMPUTED, PRECISIONS
 from phalanx.spec.optimizers import Optimizer
 from phalanx.spec.strategy.spec import FIELDS, Strategy
-from phalanx.spec.strategy.stack_options import AS_RELEASED, StackOptions, StackProducts
+from phalanx.spec.strategy.stack_options import AS_RELEASED, STAGE_OPTIONS, StackOptions, StackProducts
 
 _COMPUTE = {f.name: f.title for f in COMPUTED if f.bits < 64}
 PRODUCTS = {word: f.name for word, f in PRECISIONS.items() if f.narrow}
@@ -168,8 +168,8 @@ def subject(plan: Plan, stack: Stack, training: StatedTraining | None = None) ->
         reason = f"{stack.title} has no context parallelism of changing width"
         raise InputError("job.documents", "dynamic", reason, "plan with --lengths ...+packed")
     if s.pp == 1:  # without effect
-        options = StackOptions(**{n: v for n, v in options.changed().items() if n not in _OF_STAGES})
-    shaped = [name for name in _OF_STAGES if getattr(options, name)]
+        options = StackOptions(**{n: v for n, v in options.changed().items() if n not in STAGE_OPTIONS})
+    shaped = [name for name in STAGE_OPTIONS if getattr(options, name)]
     if shaped and s.layers != "auto":
         reason = "contradicts the blocks that strategy.layers lists"
         raise InputError(f"options.{shaped[0]}", getattr(options, shaped[0]), reason, "leave one of them out")
@@ -187,9 +187,6 @@ def _of_job(plan: Plan) -> StatedTraining:
     lr = t.scaled_lr(plan.job.global_batch)
     saved = t.save_every or None
     return StatedTraining(lr, t.min_lr_ratio * lr, t.warmup, "cosine", saved, t.steps, seed=t.seed)
-
-
-_OF_STAGES = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
 
 
 def _blocks(plan: Plan) -> tuple[int, ...]:

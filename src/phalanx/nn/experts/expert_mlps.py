@@ -35,7 +35,7 @@ def product(
     if offsets is not None and out is None:
         return grouped_product.multiply_all(x, weights, offsets)
     y = x.new_empty(len(x), weights.shape[-1]) if out is None else out
-    for e, here, into in _each(counts, x, y):
+    for e, here, into in _expert_rows(counts, x, y):
         if offsets is not None:  # no second matrix of all rows
             one = grouped_product.multiply_expert(here, weights[e], e, offsets)
             into.add_(one) if add else into.copy_(one)
@@ -47,7 +47,7 @@ def product(
     return y
 
 
-def _each(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+def _expert_rows(counts: Sequence[int], x: Tensor, y: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (expert, rows of x, rows of y) of every expert that has rows."""
     begins = 0
     for e, rows in enumerate(counts):

@@ -181,7 +181,7 @@ def _source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
         return (Source(f"{prefix}.{naming.balance}", p.shape, 0, rows, rows),)
     for joined in naming.joined:
         if rest in joined.parts:
-            return (_part(spec, joined, int(number), rest, kind, p, prefix, transposed),)
+            return (_place_in_joined(spec, joined, int(number), rest, kind, p, prefix, transposed),)
     if p.of_experts and "*" in naming.inside[rest]:
         each, out = f"{prefix}.{naming.inside[rest]}.{kind}", p.shape[1]
         return tuple(Source(each.replace("*", str(e)), p.shape[1:], 0, out, out) for e in range(rows))
@@ -192,7 +192,7 @@ def _source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
     return (Source(f"{prefix}.{name}", shape, 0, rows, rows, transposed, less),)
 
 
-def _part(
+def _place_in_joined(
     spec: ModelSpec,
     joined: JoinedModules,
     block: int,

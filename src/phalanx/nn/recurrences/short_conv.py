@@ -72,7 +72,7 @@ def _pieces(halo: Halo | None, u: Tensor) -> Iterator[tuple[int, slice]]:
         yield i, slice(i * tokens, (i + 1) * tokens)
 
 
-def _seen(f: Filter, u: Tensor, before: Tensor | None, i: int, rows: slice) -> Tensor:
+def _convolution_input(f: Filter, u: Tensor, before: Tensor | None, i: int, rows: slice) -> Tensor:
     """Return the tokens that the convolution of a piece reads, (early + tokens, batch, channels)."""
     own = u[:, rows]
     seen = f.seen(own, 0, own.shape[1])
@@ -87,7 +87,7 @@ def _begins(begins: Tensor | None, rows: slice) -> Tensor | None:
 
 def _convolved(f: Filter, u: Tensor, before: Tensor | None, begins: Tensor | None, i: int, rows: slice) -> Tensor:
     """Return the convolution of piece `i`, (tokens, batch, channels)."""
-    return f.forward(_seen(f, u, before, i, rows), _begins(begins, rows))
+    return f.forward(_convolution_input(f, u, before, i, rows), _begins(begins, rows))
 
 
 def _multiplied(out: Tensor, factor: Tensor, into: Tensor, rows: slice) -> None:
@@ -109,7 +109,7 @@ def _convolved_back(
     d: FilterGradient,
 ) -> None:
     """Add the gradients of piece `i`: of u there, of the tokens before the piece, and of the filter."""
-    seen = _seen(f, u, before, i, rows)
+    seen = _convolution_input(f, u, before, i, rows)
     d_out = seen.new_empty(len(seen) - f.early, *seen.shape[1:])
     d_out.copy_(g[:, rows].transpose(0, 1)).mul_(c[:, rows].transpose(0, 1))
     d_seen = f.backward(seen, d_out, d, _begins(begins, rows))

@@ -168,7 +168,7 @@ def agreeing_ranks() -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-_APART = 16
+_ADDRESS_BITS = 16
 """Bits by which addresses are shifted, so that addresses of two storages differ by more than most offsets."""
 
 
@@ -245,4 +245,4 @@ def stated_answers(answer: Callable[[str, str], None], note: Callable[[str], Non
 
 
 def _address(storage: torch.UntypedStorage) -> int:
-    return int(storage._cdata) << _APART if storage.nbytes() else 0
+    return int(storage._cdata) << _ADDRESS_BITS if storage.nbytes() else 0

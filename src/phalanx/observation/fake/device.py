@@ -181,7 +181,7 @@ class Redirect(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and func not in _OF_ONE_TENSOR:
+        if not kwargs and len(args) == 1 and isinstance(args[0], torch.Tensor) and func not in _TENSOR_FUNCTIONS:
             return func(*args)  # about one tensor, such as its shape: frequent
         kwargs = kwargs or {}
         if func is torch.device:  # redirected where the program uses it
@@ -221,7 +221,7 @@ def _read(data: Any) -> Any:
     return data
 
 
-_OF_ONE_TENSOR = (torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.pin_memory, torch.tensor)
+_TENSOR_FUNCTIONS = (torch.Tensor.cuda, torch.Tensor.type, torch.Tensor.pin_memory, torch.tensor)
 """Functions of one tensor that are redirected."""
 
 

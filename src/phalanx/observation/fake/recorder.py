@@ -32,7 +32,7 @@ _HOST = torch.device("cpu")
 _LARGEST_WITH_CONTENT = 2**26
 """Elements of an integer tensor on the host that keeps its content."""
 
-_MOST_ASKED = 20_000
+_MOST_TRUTH_VALUES = 20_000
 """Truth values that a line may ask for in a row, as for each parameter of a pass."""
 
 
@@ -108,10 +108,10 @@ class FakeStepRecorder(StepRecorder):
         """Count how often in a row a line asked for a truth value. Raises Unobservable for a loop that waits for a
         value which never comes."""
         self.asked = (place, self.asked[1] + 1 if self.asked[0] == place else 1)
-        if self.asked[1] > _MOST_ASKED:
+        if self.asked[1] > _MOST_TRUTH_VALUES:
             raise Unobservable(
-                f"{place} asks the same {_MOST_ASKED:,} times, and is answered {value}: a loop that waits for a "
-                f"value; --branches {place}={str(not value).lower()} ends it"
+                f"{place} asks the same {_MOST_TRUTH_VALUES:,} times, and is answered {value}: a loop that waits "
+                f"for a value; --branches {place}={str(not value).lower()} ends it"
             )
 
     def answer(self, operation: str, value: str) -> None:

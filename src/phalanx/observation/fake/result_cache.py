@@ -29,7 +29,7 @@ _REFUSED = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_
 _NEVER = frozenset((_aten.lift_fresh.default, _aten.lift_fresh_copy.default))
 """The last operations of torch.tensor(): their results may hold a constant."""
 _NAMESPACES = ("aten", "_c10d_functional")
-_MOST = 100_000
+_MOST_RESULTS = 100_000
 
 
 def fake_mode(**options: Any) -> FakeTensorMode:
@@ -80,7 +80,7 @@ class ResultCache:
         if key in self.recipes:
             return func(*args, **kwargs)
         out = func(*args, **kwargs)
-        if len(self.recipes) < _MOST:
+        if len(self.recipes) < _MOST_RESULTS:
             unchanged = self._key(func, args, kwargs) == key
             self.recipes[key] = self._recipe(out, tensors) if unchanged else None
         return out

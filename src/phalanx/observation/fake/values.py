@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 _aten = torch.ops.aten
-_KNOWN = {_aten.isnan.default: False, _aten.isinf.default: False, _aten.isfinite.default: True}
+_ANSWERS = {_aten.isnan.default: False, _aten.isinf.default: False, _aten.isfinite.default: True}
 _COMPARED = {_aten.eq.Tensor: True, _aten.ne.Tensor: False, _aten.eq.Scalar: False, _aten.ne.Scalar: True}
 """Results of comparing a tensor with itself, or with infinity, as isnan, isinf and isfinite do."""
 _FILLS = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "zero_": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
@@ -45,8 +45,8 @@ def follow(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: li
         return
     name = func._overloadpacket.__name__
     value: Any = None
-    if func in _KNOWN:
-        value = _KNOWN[func]
+    if func in _ANSWERS:
+        value = _ANSWERS[func]
     elif func in _COMPARED and _with_itself_or_infinity(args):
         value = _COMPARED[func]
     elif out.numel() == 1 or not out.dtype.is_floating_point:

@@ -30,7 +30,7 @@ from phalanx.observation.fake.calls import agreeing_ranks
 from phalanx.observation.recorder.places import innermost, shortened
 from phalanx.spec.errors import InputError
 
-_KNOWN = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
+_BACKENDS = {"nccl", "gloo", "mpi", "ucc", "xccl", "fake", "undefined", "hccl"}
 
 
 @contextmanager
@@ -187,7 +187,7 @@ def _answers(world: int, note: Callable[[str], None]) -> dict[str, Callable[...,
     def known(call: str, backend: object) -> set[str]:
         """Return the backends in a request. Raises InputError for one that is not torch's."""
         names = {part.rpartition(":")[2] for part in str(backend or "nccl").lower().split(",")}
-        if names - _KNOWN:
+        if names - _BACKENDS:
             site = innermost()
             where = f" (at {shortened(site)})" if site else ""
             raise InputError(
@@ -208,7 +208,9 @@ def _answers(world: int, note: Callable[[str], None]) -> dict[str, Callable[...,
 
     def new_helper(size: int, index: int, ranks: object, backend: object, *args: Any, **kwargs: Any) -> Any:
         known("new_group", backend)
-        return helper(size, index, ranks, "fake", *args[:2], **{k: v for k, v in kwargs.items() if k in _KEPT})
+        return helper(
+            size, index, ranks, "fake", *args[:2], **{k: v for k, v in kwargs.items() if k in _GROUP_ARGUMENTS}
+        )
 
     def get_backend(group: Any = None) -> str:
         name = backend_of(group)
@@ -273,7 +275,7 @@ def _messages(post: Post) -> dict[str, Callable[..., Any]]:
     return {"send_object_list": send_object_list, "recv_object_list": recv_object_list}
 
 
-_KEPT = ("group_name", "timeout", "pg_tag", "group_desc")
+_GROUP_ARGUMENTS = ("group_name", "timeout", "pg_tag", "group_desc")
 
 
 @contextmanager

@@ -180,12 +180,12 @@ class _Step:
         return result, life.made_in[1:]
 
 
-def _given(value: Any) -> Any:
+def _visible(value: Any) -> Any:
     """Return all that a pass can see of its arguments: the shapes of tensors, and contents where there are any."""
     if isinstance(value, list | tuple):
-        return tuple(_given(item) for item in value)
+        return tuple(_visible(item) for item in value)
     if isinstance(value, dict):
-        return tuple((name, _given(item)) for name, item in value.items())
+        return tuple((name, _visible(item)) for name, item in value.items())
     if type(value) is FakeTensor:
         return value.shape, value.stride(), value.dtype, value.device, value.requires_grad
     if type(value) is Tensor:
@@ -224,7 +224,7 @@ def repeated_micro_batches(recorder: FakeStepRecorder, note: Callable[[str], Non
         step = steps.get(id(stage))
         if step is None:
             return forward(stage, chunk, args, kwargs, save_forward_output)
-        key = ("F", recorder.sizes(), _given(args), _given(kwargs or {}))
+        key = ("F", recorder.sizes(), _visible(args), _visible(kwargs or {}))
         step.begin(chunk, key)
         executed = step.batches[chunk].executed
         run = partial(forward, stage, chunk, args, kwargs, save_forward_output)
@@ -241,7 +241,7 @@ def repeated_micro_batches(recorder: FakeStepRecorder, note: Callable[[str], Non
             loss(self, stage, output, target_mbs, chunk, *args, **kwargs)
             return
         executed = step.batches[chunk].executed
-        key = ("L", step.batches[chunk].kind, _given(target_mbs and target_mbs[chunk]))
+        key = ("L", step.batches[chunk].kind, _visible(target_mbs and target_mbs[chunk]))
         run = partial(loss, self, stage, output, target_mbs, chunk, *args, **kwargs)
         out = step.do("L", chunk, key, run, lambda _: self._internal_losses[-1])
         if not executed:

@@ -45,7 +45,7 @@ def innermost() -> Site | None:
     return _site(sys._getframe(1), OUTSIDE_PHALANX)
 
 
-def here(skip: tuple[str, ...] = OUTSIDE_PHALANX, main: int | None = None) -> Site:
+def caller_line(skip: tuple[str, ...] = OUTSIDE_PHALANX, main: int | None = None) -> Site:
     """Return the innermost line of the caller's program on the stack. On a thread of autograd it is the line at which
     the main thread waits in backward(). `skip`: beginnings of paths whose lines do not count; `main`: identifier of
     that thread, by default the process's main thread."""

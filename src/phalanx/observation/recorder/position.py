@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from phalanx.observation.recorder.models import ModelNames, model_of
 from phalanx.observation.recorder.operations import of_node
-from phalanx.observation.recorder.places import here
+from phalanx.observation.recorder.places import caller_line
 from phalanx.schedule.event import Phase
 from phalanx.schedule.observation import Site
 
@@ -299,7 +299,7 @@ class Position:
 
     def site(self) -> Site:
         """Return the innermost line outside torch and Phalanx that led here."""
-        return here(main=self._main)
+        return caller_line(main=self._main)
 
 
 def _calls_of_model(module: nn.Module, roots: Mapping[nn.Module, int]) -> int:

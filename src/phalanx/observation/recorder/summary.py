@@ -50,11 +50,11 @@ from phalanx.schedule.observation import (
     unit_of,
 )
 
-_OTHER = "inputs, buffers and other"
+_UNNAMED_KIND = "inputs, buffers and other"
 _MADE_IN = {"F": "activations", "opt": "tensors of the optimizer"}
-_KNOWN = (PARAMETERS, STATE, GATHERED, GRADIENTS)
+_PLAIN_KINDS = (PARAMETERS, STATE, GATHERED, GRADIENTS)
 """Kinds that say enough: of these, the operation that allocated a tensor does not matter."""
-_MOST = 64
+_MOST_ALLOCATIONS = 64
 """The most allocations of an observation."""
 
 
@@ -148,7 +148,7 @@ class StepMemory:
             return kind, unit_of(self.names.plain(life.module))
         outside = life.phase == "opt" and self.backwards and life.born <= self.backwards[-1]
         if before or outside or life.kind in (PARAMETERS, STATE):
-            return life.kind or _OTHER, life.model
+            return life.kind or _UNNAMED_KIND, life.model
         kind = life.kind or _MADE_IN.get(life.phase, "tensors of the backward pass")
         return kind, unit_of(self.names.plain(life.module))
 
@@ -188,9 +188,11 @@ class StepMemory:
                 continue
             kind, of = self._kind_and_unit(life)
             key: tuple[Any, ...] = kind, life.model or self.names.plain(model_of(life.module)), "", Site(), ()
-            if kind not in _KNOWN:
+            if kind not in _PLAIN_KINDS:
                 logged = life.repeats or life
-                saved_for = sorted(logged.saved_for) if kind != _OTHER else ()  # repeated passes do not save inputs
+                saved_for = (
+                    sorted(logged.saved_for) if kind != _UNNAMED_KIND else ()
+                )  # repeated passes do not save inputs
                 key = *key[:2], logged.operation, life.site or Site(), tuple(saved_for)
             group = groups.setdefault(key, _Group())
             group.units.setdefault(of)
@@ -203,7 +205,7 @@ class StepMemory:
             )
             for (kind, model, op, site, saved), g in groups.items()
         ]
-        return tuple(sorted(result, key=lambda a: -max(a.peak_bytes, a.backward_bytes))[:_MOST])
+        return tuple(sorted(result, key=lambda a: -max(a.peak_bytes, a.backward_bytes))[:_MOST_ALLOCATIONS])
 
 
 def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> RankObservation:
@@ -235,7 +237,7 @@ def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> R
         optimizers=tuple(recorder.position.optimizers),
         flops_by_type=dict(step.flops_by_type),
         trained=_trained(step, names),
-        kept=_kept(recorder),
+        kept=_kept_storages(recorder),
         backward_starts=memory.backward_starts(),
         models=names.several,
         allocations=memory.allocations(when),
@@ -265,7 +267,7 @@ _OURS = 3
 the tensor too; the tensor then has more uses than the one of its Python object."""
 
 
-def _kept(recorder: StepRecorder) -> tuple[KeptStorage, ...]:
+def _kept_storages(recorder: StepRecorder) -> tuple[KeptStorage, ...]:
     """Return storages of the forward pass that no Python object holds, so that only autograd's graph keeps them."""
     alive = {
         key

@@ -30,7 +30,7 @@ from phalanx.observation.fake.result_cache import ResultCache, fake_mode
 from phalanx.observation.fake.world import fake_gpus, frozen_objects, process_group
 from phalanx.observation.recorder.collective_ops import NAMESPACES
 from phalanx.observation.recorder.operations import tensors
-from phalanx.observation.recorder.places import OUTSIDE_OBSERVATION, here, raised
+from phalanx.observation.recorder.places import OUTSIDE_OBSERVATION, caller_line, raised
 from phalanx.observation.trainer.pipeline import RepeatingPipeline
 from phalanx.observation.unobservable import Unobservable, Unsteady
 from phalanx.runtime.comm.communicator import Comm
@@ -115,12 +115,12 @@ class _Operations:
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func.namespace in NAMESPACES:
-            raise Unobservable(f"{func} bypasses comm, at {_line(here(OUTSIDE_OBSERVATION))}")
+            raise Unobservable(f"{func} bypasses comm, at {_line(caller_line(OUTSIDE_OBSERVATION))}")
         if self._device.type != "cpu":
             try:
                 self._require_rules(func, args, kwargs)
             except AgainstTheRules as error:
-                raise Unobservable(f"{error}, at {_line(here(OUTSIDE_OBSERVATION))}") from None
+                raise Unobservable(f"{error}, at {_line(caller_line(OUTSIDE_OBSERVATION))}") from None
             if gpu_rules.returns_nothing(func):
                 return None
             if func is torch.ops.aten._scaled_mm.out:  # torch's fake kernel of it asks the device for memory
@@ -128,7 +128,9 @@ class _Operations:
         try:
             return self._run(func, args, kwargs, tensors(args, kwargs))
         except _VALUES:
-            raise Unobservable(f"{func} reads the value of a tensor, at {_line(here(OUTSIDE_OBSERVATION))}") from None
+            raise Unobservable(
+                f"{func} reads the value of a tensor, at {_line(caller_line(OUTSIDE_OBSERVATION))}"
+            ) from None
 
     def _require_rules(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._building:
@@ -213,7 +215,7 @@ def record_cut_step(
 
     def waits() -> None:
         now = training.current.micro_batch if training is not None else None
-        reads[now, _line(here(OUTSIDE_OBSERVATION))] += 1
+        reads[now, _line(caller_line(OUTSIDE_OBSERVATION))] += 1
 
     with fake_tensors(first, waits if device.type != "cpu" else None):
         comm = Comm(FakeRank(rank, strategy.world, 0, 1, device), mesh(strategy), null=True)

@@ -34,8 +34,8 @@ from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.strategy.mesh import Mesh
 from phalanx.spec.strategy.spec import DEFAULT_BUCKET_MIB, Strategy
 
-GIVEN = "given"  # the recorded reason for a user's bucket
-_LEAST = 2**16  # bytes: the host's time per bucket is in no link's α
+USER_CHOICE = "given"  # the recorded reason for a user's bucket
+_LEAST_BYTES = 2**16  # bytes: the host's time per bucket is in no link's α
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class CollectiveTime:
 
 
 def best_bytes(gradient_bytes: float, crossover_bytes: float) -> float:
-    """Return b = sqrt(G n*) in bytes, at least `_LEAST` and at most G = `gradient_bytes`."""
-    return min(max(math.sqrt(gradient_bytes * crossover_bytes), _LEAST), gradient_bytes)
+    """Return b = sqrt(G n*) in bytes, at least `_LEAST_BYTES` and at most G = `gradient_bytes`."""
+    return min(max(math.sqrt(gradient_bytes * crossover_bytes), _LEAST_BYTES), gradient_bytes)
 
 
 def has_buckets(strategy: Strategy) -> bool:
@@ -82,7 +82,7 @@ def resolve(model: ModelSpec, cluster: ClusterSpec, job: Job, strategy: Strategy
     elif not overlaps:
         why = "no smaller: this device hides none of them"
     else:
-        why = f"no less than {write_bytes(_LEAST)}" if best == _LEAST else "sqrt(G n*)"
+        why = f"no less than {write_bytes(_LEAST_BYTES)}" if best == _LEAST_BYTES else "sqrt(G n*)"
     if strategy.compressor is not None:
         why += ", as without compression"
     reason = f"G = {write_bytes(total)} of gradients by {op} over {line.way}, n* = {crossover}; {why}"

@@ -19,7 +19,7 @@ from phalanx.cost.analytic.chips import chip_name
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.rows import Rows, record
 
-_HERE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 PROVIDERS = ("specialised", "hyperscaler", "marketplace")
 _NONE = "no published figure"
 
@@ -55,8 +55,8 @@ class PublishedFigure:
     """For a phase: power drawn by the rest of the node over its rated power."""
 
 
-CHIP_RATES = Rows(_HERE / "chips.toml", record(ChipExpense, "name"))
-FIGURES = Rows(_HERE / "figures.toml", record(PublishedFigure, "name"))
+CHIP_RATES = Rows(_FOLDER / "chips.toml", record(ChipExpense, "name"))
+FIGURES = Rows(_FOLDER / "figures.toml", record(PublishedFigure, "name"))
 
 
 @dataclass(frozen=True)
@@ -161,16 +161,16 @@ def rates_on(device: str, given: GivenRates = AS_PUBLISHED, phases: Sequence[str
         take("power", f"{row.rated_watts:,.0f} W a GPU of a node, {row.chip_watts:,.0f} W of it the chip", "rated",
              row.power_source)  # fmt: skip
         for phase in phases:
-            take(f"power, {phase}", f"{watts[phase]:,.0f} W a GPU", *_said(phase))
+            take(f"power, {phase}", f"{watts[phase]:,.0f} W a GPU", *_origin(phase))
     network = 0.0 if given.watts is not None else FIGURES["network"].value
     if watts and network:
-        take("power, network", f"{network:g} W a GPU over several nodes", *_said("network"))
+        take("power, network", f"{network:g} W a GPU over several nodes", *_origin("network"))
     pue = FIGURES["pue"].value if given.pue is None else given.pue
     if given.pue is None:
-        take("pue", f"{pue:g}", *_said("pue"))
+        take("pue", f"{pue:g}", *_origin("pue"))
     grams, name, kind = _intensity(given.grid)
     if kind:
-        take("grid", f"{grams:g} g CO2e/kWh, {name}", *_said(kind))
+        take("grid", f"{grams:g} g CO2e/kWh, {name}", *_origin(kind))
     return ExpenseRates(price, watts, network, pue, grams, tuple(taken))
 
 
@@ -183,7 +183,7 @@ def require_counted(rates: ExpenseRates, objective: str) -> None:
         raise InputError(missing, None, reason, f"say it with rates, e.g. {missing}={example}")
 
 
-def _said(figure: str) -> tuple[str, str]:
+def _origin(figure: str) -> tuple[str, str]:
     return FIGURES[figure].dated, FIGURES[figure].source
 
 
@@ -217,5 +217,5 @@ def _intensity(grid: str | None) -> tuple[float, str, str]:
 
 @cache
 def _grids() -> dict[str, dict[str, str]]:
-    with (_HERE / "grids.csv").open(newline="") as file:
+    with (_FOLDER / "grids.csv").open(newline="") as file:
         return {row["grid"].upper(): row for row in csv.DictReader(file)}

@@ -32,7 +32,7 @@ from phalanx.spec.strategy.spec import Strategy, format_field
 from phalanx.spec.strategy.stack_options import StackOptions
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
-_LESS_HELD: tuple[dict[str, Any], ...] = (
+_OFFLOADS: tuple[dict[str, Any], ...] = (
     {"accumulate": "sharded"},
     {"optimizer_offload": 1.0},
     {"optimizer_offload": 1.0, "parameter_offload": True},
@@ -214,7 +214,7 @@ class AnalyticSubject:
         if not row.documented or self.cluster.device.kind != "cuda":
             return
         kinds = dict.fromkeys((now.recompute, "full"))
-        for away, level, kind in product(_LESS_HELD, ZERO_LEVELS[now.zero :], kinds):
+        for away, level, kind in product(_OFFLOADS, ZERO_LEVELS[now.zero :], kinds):
             s = replace(now, zero=level.number, recompute=kind)
             options = StackOptions(**self.pricing.extra.changed() | away)
             has = all(name in row.options and row.options[name].allows(value) for name, value in away.items())

@@ -25,7 +25,7 @@ from phalanx.spec.job import DTYPE_BYTES
 
 _PADDING = 0.02
 """The largest padding of a collective, as a share of the elements that it carries."""
-_SMALL, _BUCKET, _FEW = 2**20, 25 * 2**20, 8
+_SMALL, _BUCKET, _LEAST_REDUCTIONS = 2**20, 25 * 2**20, 8
 """Mean bytes below which reductions are small; bytes of a bucket, DDP's default; number of reductions from which
 small ones are reported."""
 _PASS = {"F": "F", "B": "B", "I": "B", "W": "B", "opt": "opt"}
@@ -124,7 +124,7 @@ def lint(o: Observation, cluster: ClusterSpec | None = None) -> list[ProgramFind
     return list(results.values())
 
 
-def _where(events: Iterable[ObservedEvent]) -> str:
+def _commonest_site(events: Iterable[ObservedEvent]) -> str:
     return Counter(str(o.site) for o in events).most_common(1)[0][0]
 
 
@@ -165,7 +165,7 @@ def _repeated_gathers(x: LintedRank) -> Iterator[ProgramFinding]:
         if in_vain and (flow.rounds > 1 or x.cluster) and x.fits(once):
             yield ProgramFinding(
                 "repeated-gathers",
-                _where(flow.events),
+                _commonest_site(flow.events),
                 f"parameters are gathered over {axis} in {flow.rounds} forward pass{'es' * (flow.rounds > 1)}"
                 f"{' and again in backward' if again else ''}: {write_bytes(in_vain)} a step more than once needs",
                 f"reshard_after_forward=False, and set_reshard_after_backward(False) before all but the last "
@@ -183,7 +183,7 @@ def _repeated_reductions(x: LintedRank) -> Iterator[ProgramFinding]:
             e = flow.events[0].event
             yield ProgramFinding(
                 "repeated-reductions",
-                _where(flow.events),
+                _commonest_site(flow.events),
                 f"gradients are reduced over {e.axis} in each of {flow.rounds} micro-batches: {write_bytes(in_vain)} "
                 "a step more than once needs",
                 "all but the last micro-batch under no_sync() (DDP), or set_requires_gradient_sync(False) "
@@ -204,7 +204,7 @@ def _lost_gradients(x: LintedRank) -> Iterator[ProgramFinding]:
     for axis, events in late.items():
         yield ProgramFinding(
             "lost-gradients",
-            _where(events),
+            _commonest_site(events),
             f"parameters are gathered over {axis} {len(events)} time{'s' * (len(events) > 1)} within passes that "
             "compute gradients of inputs alone: their own gradients of that micro-batch are lost, without an error",
             "fully_shard(..., reshard_after_forward=False), or a schedule that does not split backward",
@@ -223,7 +223,7 @@ def _replicated_state(x: LintedRank) -> Iterator[ProgramFinding]:
         saved = state - state // e.group_size
         yield ProgramFinding(
             "replicated-state",
-            _where(flow.events),
+            _commonest_site(flow.events),
             f"each of {e.group_size} ranks of {e.axis} holds all of the optimizer's state: {write_bytes(saved)} of "
             f"the peak of {write_bytes(x.rank.peak)} could lie on other ranks",
             "fully_shard (parameters and gradients too), or ZeroRedundancyOptimizer",
@@ -231,7 +231,7 @@ def _replicated_state(x: LintedRank) -> Iterator[ProgramFinding]:
         )
 
 
-def _kept(x: LintedRank) -> Iterator[ProgramFinding]:
+def _kept_activations(x: LintedRank) -> Iterator[ProgramFinding]:
     """Report activations that stay alive after the step, in the graph of a result without a backward pass."""
     by_place: Counter[str] = Counter()
     modules: dict[str, str] = {}
@@ -285,7 +285,7 @@ def _straddling(x: LintedRank) -> Iterator[ProgramFinding]:
         lost = sum(_price(o, o.event.bytes, x.system) - _price(o, o.event.bytes, x.system, 1) for o in events)
         yield ProgramFinding(
             "straddling-groups",
-            _where(events),
+            _commonest_site(events),
             f"groups of {e.axis} ({len(ranks)} ranks) lie on {len(counts)} nodes of {node} and send "
             f"{write_bytes(sent)} a step",
             f"make {e.axis} {f'a divisor of {node}' if uneven else 'the innermost axis of the DeviceMesh'}",
@@ -304,7 +304,7 @@ def _small_buckets(x: LintedRank) -> Iterator[ProgramFinding]:
     for flow in x.gradients:
         count = len(flow.events) // flow.rounds
         mean = flow.bytes // len(flow.events)
-        if count < _FEW or mean >= _SMALL:
+        if count < _LEAST_REDUCTIONS or mean >= _SMALL:
             continue
         merged = -(-flow.bytes // flow.rounds // _BUCKET)
         now = x.seconds(flow.events)
@@ -316,7 +316,7 @@ def _small_buckets(x: LintedRank) -> Iterator[ProgramFinding]:
         how = "a larger bucket_cap_mb" if e.op == "all_reduce" else "fully_shard of larger modules"
         yield ProgramFinding(
             "small-buckets",
-            _where(flow.events),
+            _commonest_site(flow.events),
             f"gradients travel over {e.axis} in {count} collectives of {write_bytes(mean)} on average",
             f"{how}: {merged} would do",
             0,
@@ -340,7 +340,7 @@ def _wide_traffic(x: LintedRank) -> Iterator[ProgramFinding]:
         if n >= _SHARE * everything:
             yield ProgramFinding(
                 "fp32-traffic",
-                _where(events),
+                _commonest_site(events),
                 f"{op} over {axis} sends {write_bytes(n)} a step in float32, while the products are in 16 bits",
                 "MixedPrecisionPolicy(param_dtype=torch.bfloat16) for parameters, a cast before it for activations",
                 n // 2,
@@ -359,7 +359,7 @@ def _unmatched(x: LintedRank) -> Iterator[ProgramFinding]:
                     said = [f"rank {r.rank} {_issued(o)}" for r, o in ((x.rank, one), (other, two))]
                     yield ProgramFinding(
                         "unmatched-collectives",
-                        _where([o for o in (one, two) if o is not None]),
+                        _commonest_site([o for o in (one, two) if o is not None]),
                         f"over {len(group)} ranks {said[0]}, {said[1]}: the step never ends, or mixes up buffers",
                         "call it on every rank of the group, outside of what only some of them do",
                     )
@@ -386,7 +386,7 @@ LINTS: dict[str, Callable[[LintedRank], Iterator[ProgramFinding]]] = {
     "repeated-reductions": _repeated_reductions,
     "lost-gradients": _lost_gradients,
     "replicated-state": _replicated_state,
-    "kept-by-autograd": _kept,
+    "kept-by-autograd": _kept_activations,
     "stays-gathered": _stays_gathered,
     "straddling-groups": _straddling,
     "small-buckets": _small_buckets,

@@ -16,7 +16,7 @@ from phalanx.cost.analytic.update import bucket_bytes
 from phalanx.cost.collectives.nccl_model import collective_s, message_s, ranks_per_block
 from phalanx.cost.hardware.columns import Column
 from phalanx.cost.ledger import flow as ledger
-from phalanx.cost.ledger.flow import Held, some_blocks, whole_model
+from phalanx.cost.ledger.flow import UnitCount, some_blocks, whole_model
 from phalanx.cost.ledger.gradient_flows import Types, gradient_flows, outer_flows, summed_copies, tied_embedding
 from phalanx.cost.ledger.layer_flows import boundaries, layer_flows, messages
 from phalanx.cost.ledger.policy import sharding
@@ -82,7 +82,7 @@ def _with_gradients_of(pricing: Pricing, s: Strategy, embed: float, head: float 
     shape = pricing.shape
     whole = float(s.pp == 1)
     held = some_blocks(shape.kinds, shape.layers / s.pp, whole, whole)
-    reduced = Held(held.blocks, embed, max(head, whole))
+    reduced = UnitCount(held.blocks, embed, max(head, whole))
     inner, end = _boundaries(pricing, s)
     return _of_rank(pricing, s, held, reduced, inner if s.pp > 2 else end)
 
@@ -108,11 +108,11 @@ def job_flows(pricing: Pricing, s: Strategy) -> list[JobFlow]:
     known = {(f.axis, f.op, f.what, f.payload) for f in typical if f.axis != "pp" or s.pp == 2}
     none = (0.0,) * len(pricing.shape.kinds)
     for ranks, units in (
-        ("first stage", Held(none, 1.0, float(head_first))),
-        ("last stage", Held(none, 0.0, float(not head_first))),
-        ("both ends", Held(none)),
+        ("first stage", UnitCount(none, 1.0, float(head_first))),
+        ("last stage", UnitCount(none, 0.0, float(not head_first))),
+        ("both ends", UnitCount(none)),
     ):
-        nothing = Held(none)
+        nothing = UnitCount(none)
         for f in _of_rank(pricing, s, units, nothing, end if ranks == "both ends" else 0.0, ranks == "both ends"):
             if (f.axis, f.op, f.what, f.payload) not in known:
                 rows.append(JobFlow(f, ranks, job.pop((f.axis, f.op, f.what), 0.0)))
@@ -128,7 +128,7 @@ def _boundaries(pricing: Pricing, s: Strategy) -> tuple[float, float]:
 
 
 def _rows(
-    pricing: Pricing, s: Strategy, units: Held, reduced: Held, crossed: float, tied: bool
+    pricing: Pricing, s: Strategy, units: UnitCount, reduced: UnitCount, crossed: float, tied: bool
 ) -> list[tuple[ledger.Flow, float]]:
     """Return the ledger's flows of a rank that holds `units` and reduces the gradients of `reduced`, with the number
     of times each is issued. `crossed`: boundaries between chunks over which it sends, in each direction; `tied`:
@@ -154,7 +154,7 @@ def _rows(
 
 
 def _of_rank(
-    pricing: Pricing, s: Strategy, units: Held, reduced: Held, crossed: float, tied: bool = False
+    pricing: Pricing, s: Strategy, units: UnitCount, reduced: UnitCount, crossed: float, tied: bool = False
 ) -> list[TrafficRow]:
     """Return the traffic of a rank as `_rows` describes it; equal operations of different blocks are one row."""
     merged: dict[tuple[str, str, str, float], list[tuple[ledger.Flow, float]]] = {}

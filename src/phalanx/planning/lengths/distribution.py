@@ -25,7 +25,7 @@ WAYS: tuple[Way, ...] = get_args(Way)
 _WORDS = (*WAYS, "balanced")
 _LOGNORMAL = re.compile(r"lognormal:(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)")
 _SLOT = re.compile(r"(packed|dynamic):(\d+)(k?)", re.IGNORECASE)
-_MOST, _LONGEST = 2_000_000, 100_000_000
+_MOST_DOCUMENTS, _LONGEST = 2_000_000, 100_000_000
 _SAMPLE = 20_000
 _EXAMPLE = "e.g. lognormal:1200,1.1+packed or lengths.txt+packed+balanced"
 
@@ -103,7 +103,7 @@ def _in_file(path: Path) -> tuple[int, ...]:
         if not row.isdecimal() and place:
             raise InputError("lengths", row[:40], f"is no number of tokens, in line {place + 1} of {path}")
     known = tuple(int(row[:10]) for row in rows if row.isdecimal())  # of more digits, it is too long all the same
-    if not known or not all(1 <= length <= _LONGEST for length in known) or len(known) > _MOST:
-        reason = f"must list 1 to {_MOST:,} lengths of 1 to {_LONGEST:,} tokens, one a line"
+    if not known or not all(1 <= length <= _LONGEST for length in known) or len(known) > _MOST_DOCUMENTS:
+        reason = f"must list 1 to {_MOST_DOCUMENTS:,} lengths of 1 to {_LONGEST:,} tokens, one a line"
         raise InputError("lengths", str(path), reason)
     return known

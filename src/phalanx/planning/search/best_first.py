@@ -190,7 +190,7 @@ _FIRST = 24
 """Number of strategies chosen by the vectorised terms, in addition to the best of each family."""
 _PATIENCE = 40
 """Number of prices after which the search for alternatives stops."""
-_MOST = 120
+_MOST_PRICES = 120
 """Number of prices after which the search for any strategy that fits stops."""
 
 
@@ -308,7 +308,7 @@ def _first_pass(model: ModelSpec, cluster: ClusterSpec, job: Job, worlds: Sequen
     return chosen
 
 
-def _others(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
+def _unpriced_families(rows: Strategies, seconds: Floats, candidates: Sequence[Candidate]) -> list[Strategy]:
     """Return, for each family without a price, the strategy with the least expected seconds, so that a user can
     compare."""
     kinds = branch_and_bound.family(rows)
@@ -333,7 +333,7 @@ def _estimated_bytes(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Str
 def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategies) -> tuple[list[Candidate], bool]:
     """Price strategies best first; return them, and whether the bounds prove the fastest that fits to be the best.
 
-    If none of the first `_MOST` strategies fits, the strategies of least estimated memory are tried."""
+    If none of the first `_MOST_PRICES` strategies fits, the strategies of least estimated memory are tried."""
     candidates: list[Candidate] = []
     bounds = Bounds(model, cluster, job)
     rows = rows.take(bounds.bytes_of_rows(rows) <= cluster.device.usable_bytes)
@@ -343,7 +343,7 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
     heap = [(seconds, 2, row) for row, seconds in enumerate(likely.tolist())]
     heapq.heapify(heap)
     fitting = 0
-    while heap and fitting < SHOWN and len(candidates) < (_PATIENCE if fitting else _MOST):
+    while heap and fitting < SHOWN and len(candidates) < (_PATIENCE if fitting else _MOST_PRICES):
         _, missing, row = heapq.heappop(heap)
         if missing == 0:
             fitting += not candidates[row].reason
@@ -358,11 +358,11 @@ def _best_first(model: ModelSpec, cluster: ClusterSpec, job: Job, rows: Strategi
         heapq.heappush(heap, (candidates[-1].seconds, 0, len(candidates) - 1))
     fit = [c.seconds for c in candidates if not c.reason]
     if fit:
-        candidates += [price(model, cluster, job, s) for s in _others(rows, likely, candidates)]
+        candidates += [price(model, cluster, job, s) for s in _unpriced_families(rows, likely, candidates)]
         fit = [c.seconds for c in candidates if not c.reason]
     if fit or not heap:
         return candidates, bool(fit and min(fit) <= least.min(initial=np.inf))
-    for row in np.argsort(_estimated_bytes(model, cluster, job, rows), kind="stable")[:_MOST]:
+    for row in np.argsort(_estimated_bytes(model, cluster, job, rows), kind="stable")[:_MOST_PRICES]:
         candidates.append(price(model, cluster, job, rows.strategy(int(row))))
         if not candidates[-1].reason:
             break

@@ -26,7 +26,7 @@ _DDP, _ZERO, _HSDP, _TP, _PP, _3D, _CP, _EP = range(len(FAMILIES))
 _CORES, _ROWS = 64, 32
 """Number of cores and rows of each family to expand first: the best of them become the first incumbents."""
 
-_MANY = 1024
+_LIKELY_CORES = 1024
 """Number of cores to expand first if strategies of likely equal speed are known."""
 
 _ROUNDING = 1 + 1e-9
@@ -110,7 +110,7 @@ def explore(
     incumbents = _Incumbents(pricing, keep, slack, front, families, below)
     if hints and not front:
         incumbents.bound_by([s for s in dict.fromkeys(hints) if space.has_strategy(s, model, job, ranks, options)])
-    cores_first = _MANY if incumbents.bounded else _CORES
+    cores_first = _LIKELY_CORES if incumbents.bounded else _CORES
 
     def finish(rows: Strategies) -> None:
         """Expand cores with their experts to complete strategies and price them."""

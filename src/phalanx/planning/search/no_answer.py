@@ -104,7 +104,7 @@ def nothing_fits(
     return InputError("gpus", gpus, f"nothing fits{needs}", remedy + (f"; or options {away}" if away else ""))
 
 
-_ON_HOST: tuple[dict[str, Any], ...] = (
+_OFFLOADS: tuple[dict[str, Any], ...] = (
     {"optimizer_offload": 1.0},
     {"optimizer_offload": 1.0, "parameter_offload": True},
 )
@@ -116,7 +116,7 @@ def _offloading(pricing: Pricing, gpus: int) -> str:
     row = pricing.row
     if row is None or pricing.cluster.device.kind != "cuda":
         return ""
-    for away in _ON_HOST:
+    for away in _OFFLOADS:
         extra = StackOptions(**pricing.extra.changed() | away)
         if not all(row.has_option(name, value) for name, value in away.items()):
             continue
@@ -128,7 +128,7 @@ def _offloading(pricing: Pricing, gpus: int) -> str:
     return ""
 
 
-_MOST = 2**17
+_MOST_GPUS = 2**17
 """Maximum number of GPUs to try."""
 _CORES = 400
 """Number of cores, of least memory, to check in full."""
@@ -154,16 +154,16 @@ def fits_somewhere(pricing: Pricing, ranks: int, options: Options) -> bool:
 
 def least_ranks(larger: Callable[[int], Pricing], above: int, node: int, options: Options) -> int | None:
     """Return approximately the fewest GPUs, more than `above`, on which a strategy fits: a divisor or a multiple of
-    `node`; None if no number up to `_MOST` suffices. Memory per rank falls with the number of ranks, but not every
-    number divides the batch. So the number doubles until something fits, then seven numbers spaced evenly above the
-    last one that did not are tried."""
+    `node`; None if no number up to `_MOST_GPUS` suffices. Memory per rank falls with the number of ranks, but not
+    every number divides the batch. So the number doubles until something fits, then seven numbers spaced evenly above
+    the last one that did not are tried."""
     for part in range(above + 1, node):
         if node % part == 0 and fits_somewhere(larger(part), part, options):
             return part
     low = high = max(above, node)
     while not fits_somewhere(larger(high), high, options):
         low, high = high, 2 * high
-        if high > _MOST:
+        if high > _MOST_GPUS:
             return None
     for part in range(1, 8):
         middle = (low + (high - low) * part // 8) // node * node

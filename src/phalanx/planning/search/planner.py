@@ -33,7 +33,7 @@ _SLACK = 0.10
 """Slowdown against the fastest strategy, as a share, that the objective `memory` accepts."""
 _FRONT = 1.5
 """The front of time and memory extends to this many times the shortest step."""
-_EACH, _ALIKE = 6, 2
+_FIRST_PASS, _ALIKE = 6, 2
 """Strategies of the first pass for each one kept, since they come in two mesh orders and with many numbers of chunks;
 and how many of those that differ only in the number of chunks are kept, since they are each other's neighbours."""
 _FIRST = 64
@@ -135,7 +135,7 @@ def answer(
     try:
         slack, front_limit = _SLACK if objective == "memory" else 0.0, _FRONT if whole_front else 0.0
         explored = branch_and_bound.explore(
-            pricing, gpus, options, _EACH * keep, slack, front_limit, watch, hints=hints
+            pricing, gpus, options, _FIRST_PASS * keep, slack, front_limit, watch, hints=hints
         )
     except InputError as error:
         raise no_answer.nothing_legal(error, pricing, gpus) from None
@@ -207,7 +207,7 @@ def _first(explored: Exploration) -> list[int]:
 def fastest_rows(explored: Exploration, keep: int) -> list[int]:
     """Return the rows of the `keep` fastest strategies of a first pass, without near-duplicates: those that differ
     only in mesh order at the same price, or only in the number of chunks."""
-    order = [int(row) for row in explored.order[: _EACH * keep]]
+    order = [int(row) for row in explored.order[: _FIRST_PASS * keep]]
     strategies = [explored.rows.strategy(row) for row in order]
     costs = [(explored.seconds[row], explored.bytes_[row]) for row in order]
     distinct = _distinct(strategies, costs)

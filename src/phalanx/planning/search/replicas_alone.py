@@ -13,7 +13,7 @@ from phalanx.spec.strategy.legality import check, require_runnable
 from phalanx.spec.strategy.spec import Strategy
 
 _STEPS = (4, 16, 64, 256)
-_IN_BITS = ("none", "int8", "int4")
+_COMPRESSORS = ("none", "int8", "int4")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def steps_alone_around(pricing: Pricing, s: Strategy, plain_s: float | None) -> 
     run. `plain_s`: seconds of the best step that synchronises each time."""
     ways = []
     for local in sorted({s.local, *_STEPS}):
-        for compression in _IN_BITS:
+        for compression in _COMPRESSORS:
             way = replace(s, local=local, compression=compression)
             try:
                 check(way, pricing.model, pricing.job, s.world)

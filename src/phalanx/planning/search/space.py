@@ -39,7 +39,7 @@ from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 Ways = Sequence[tuple[int, ...]]
 _DEFAULT = schedule_number(Strategy.schedule)
-_OF_CORES = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
+_CORE_FIELDS = ("dp", "tp", "sp", "cp", "ulysses", "pp", "micro_batch")
 _MOST_SHOWN = 12
 """Most values of a field that an error lists."""
 
@@ -79,7 +79,7 @@ def _cores(model: ModelSpec, job: Job, ranks: int, ulysses: bool) -> Strategies:
     if job.seq > model.max_seq:
         reason = f"is longer than model.max_seq = {model.max_seq}"
         raise InputError("job.seq", job.seq, reason, f"shorten seq, or set model.max_seq={job.seq}")
-    parts: dict[str, list[Ints]] = {name: [] for name in _OF_CORES}
+    parts: dict[str, list[Ints]] = {name: [] for name in _CORE_FIELDS}
     for tp, cp in _pairs(ranks):
         degrees = divisors(cp) if ulysses else [1]
         ways = np.array([u for u in degrees if _splits(model, job, tp, cp, u)], dtype=np.int64)
@@ -124,7 +124,7 @@ def nothing_within(options: Options, ranks: int, free: Strategies | None = None)
                     return InputError("where", condition.text, reason, f"use {legal or 'its default'}")
     for condition in limits.wanted if free is not None else ():
         for name in condition.fields if len(condition.fields) == 1 else ():
-            has = np.unique(getattr(free, name)).tolist() if name in _OF_CORES else []
+            has = np.unique(getattr(free, name)).tolist() if name in _CORE_FIELDS else []
             if has and not any(_holds(condition, name, value) for value in has):
                 shown = ", ".join(map(str, has if len(has) <= _MOST_SHOWN else (*has[:4], "...", has[-1])))
                 there = f"for this model and batch, {name} is one of {shown}"

@@ -65,9 +65,9 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
         if len(tried) == 1:
             return best
         if best is pricing:
-            least, *timed = _least(tried, some)
+            least, *timed = _shortest_steps(tried, some)
         else:
-            timed = _least(tried[1:], some)
+            timed = _shortest_steps(tried[1:], some)
         if min(timed) > (1 - _GAIN) * least:
             return best
         least, best = min(timed), tried[1 + timed.index(min(timed))]
@@ -101,7 +101,7 @@ def _new(pricing: Pricing, change: dict[str, Any]) -> bool:
     return not pricing.extra.changed().keys() & change.keys()
 
 
-def _least(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[float]:
+def _shortest_steps(each: Sequence[Pricing], strategies: Sequence[Strategy]) -> list[float]:
     """Return, for each question, the shortest step of the fitting strategies that the stack runs with its options;
     infinity if there is none."""
     shape = (len(each), len(strategies))

@@ -65,11 +65,11 @@ def compare(pricing: Callable[[str], Pricing], gpus: int) -> list[StackAnswer]:
         same = next((g for g in groups if _share_first_pass(DOCUMENTED[g[0]], row, operators)), None)
         groups.append([name]) if same is None else same.append(name)
     questions = [[replace(pricing(name), stack=name) for name in group] for group in groups]
-    answers_by_stack = [answer for answers in _each(questions, gpus) for answer in answers]
+    answers_by_stack = [answer for answers in _group_answers(questions, gpus) for answer in answers]
     return sorted(answers_by_stack, key=lambda f: (f.seconds, list(DOCUMENTED).index(f.name)))
 
 
-def _each(questions: list[list[Pricing]], gpus: int) -> Iterator[list[StackAnswer]]:
+def _group_answers(questions: list[list[Pricing]], gpus: int) -> Iterator[list[StackAnswer]]:
     """Yield the answers of each group, in any order; searched in processes, unless this one has other threads, which
     a fork would lose."""
     workers = min(_WORKERS, os.cpu_count() or 1)
@@ -97,18 +97,18 @@ def _cores(pricing: Pricing, gpus: int) -> int:
         return 0
 
 
-_GIVEN: list[tuple[list[list[Pricing]], int]] = []
+_INHERITED: list[tuple[list[list[Pricing]], int]] = []
 """In a worker: the questions inherited by fork, since their conditions are functions, which cannot be pickled."""
 
 
 def _inherit(questions: list[list[Pricing]], gpus: int) -> None:
     """Keep the questions in a new worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    _GIVEN[:] = [(questions, gpus)]
+    _INHERITED[:] = [(questions, gpus)]
 
 
 def _search_inherited(index: int) -> list[StackAnswer]:
-    questions, gpus = _GIVEN[0]
+    questions, gpus = _INHERITED[0]
     return _search_group(questions[index], gpus)
 
 

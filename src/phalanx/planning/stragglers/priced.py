@@ -114,7 +114,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
             (own,), _ = price_with_step(slower, [s], [run.blocks if s.pp > 1 else None])
             return slower, own.terms
 
-        of_stage = _least(at, kept.layers, s.pp)
+        of_stage = _stage_minima(at, kept.layers, s.pp)
         different, place = np.unique(of_stage.reshape(-1, of_stage.shape[-1]), axis=0, return_inverse=True)
         number = np.zeros(len(different), dtype=np.int64)
         for i, share in enumerate(different):
@@ -126,7 +126,7 @@ def priced_pipelines(pricing: Pricing, s: Strategy, slow: tuple[SlowLink, ...] =
                 terms.append(own)
         speed = number[place.reshape(-1)].reshape(speed.shape)
         terms[0] = plain = at_share(np.ones(of_stage.shape[-1]))[1]
-        apart, which = np.unique(_least(at, kept.messages, s.pp).min(axis=1), axis=0, return_inverse=True)
+        apart, which = np.unique(_stage_minima(at, kept.messages, s.pp).min(axis=1), axis=0, return_inverse=True)
         sent = np.array([at_share(share)[1]["transfers"] for share in apart]) - plain["transfers"]
         reducing = at_share(kept.gradients)[1]
         of_messages = reducing["transfers"] - plain["transfers"]
@@ -167,7 +167,7 @@ def _with_tiers(pricing: Pricing, share: Floats) -> Pricing:
     return replace(pricing, rates=replace(pricing.system, tiers=tiers))
 
 
-def _least(at: Lockstep, of_rank: Floats, pp: int) -> Floats:
+def _stage_minima(at: Lockstep, of_rank: Floats, pp: int) -> Floats:
     """Return the least value over the ranks of each stage, (world, tiers) -> (pipelines, pp, tiers)."""
     result = np.ones((at.pipelines, pp, of_rank.shape[1]))
     np.minimum.at(result, (at.pipeline, at.stage), of_rank)

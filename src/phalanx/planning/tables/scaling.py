@@ -52,7 +52,7 @@ def by_gpus(question: Question, gpus: Sequence[int], weak: bool) -> Sheet:
     )
     if headroom := question(most).headroom:
         note += f"; every strategy leaves {headroom:.0%} of the memory free, as in phalanx plan"
-    above = [(n, row) for n, row in zip(gpus, rows, strict=True) if isinstance(row[5], float) and row[5] > _MORE]
+    above = [(n, row) for n, row in zip(gpus, rows, strict=True) if isinstance(row[5], float) and row[5] > _ABOVE_ONE]
     if above:
         first = next(n for n, row in zip(gpus, rows, strict=True) if row[4] is not None)
         note += f"; above 100 %: {_why_above(question(first), first, *max(above, key=lambda item: item[1][5]))}"  # type: ignore[arg-type,return-value]
@@ -82,7 +82,7 @@ def _why_above(p: Pricing, first: int, n: int, row: tuple[object, ...]) -> str:
     return f"with {first} GPUs the degrees of that strategy do not divide them and the batch"
 
 
-_MORE = 1.0005
+_ABOVE_ONE = 1.0005
 """Smallest efficiency that is printed as more than 100.0 %."""
 
 

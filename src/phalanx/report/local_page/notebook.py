@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from phalanx.report.local_page.server import LocalServer
 from phalanx.spec.errors import InputError, nearest
 
-ASKED = ("model", "cluster", "stack", "gpus", "batch", "seq", "where", "headroom")
+QUESTION_FIELDS = ("model", "cluster", "stack", "gpus", "batch", "seq", "where", "headroom")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ def ui(*, runs: str | Path = "runs", sent: str = "", **asked: Any) -> LivePage:
     `asked`: initial values of its controls; `sent`: another page's address in their place; `runs`: the folder whose
     runs it shows. A browser on another machine needs a tunnel to the address's port. Raises InputError."""
     for name in asked:
-        if name not in ASKED:
-            raise InputError(name, asked[name], "is no control of the page", nearest(name, ASKED))
+        if name not in QUESTION_FIELDS:
+            raise InputError(name, asked[name], "is no control of the page", nearest(name, QUESTION_FIELDS))
     question = f"#{urlencode(asked)}" if asked else question_in(sent)
     return LivePage(f"{_server(Path(runs)).address}{question}")
 
@@ -54,7 +54,7 @@ def question_in(address: str) -> str:
     if not address:
         return ""
     given = parse_qsl(address.partition("#")[2])
-    if not given or not {name for name, _ in given} <= set(ASKED):
+    if not given or not {name for name, _ in given} <= set(QUESTION_FIELDS):
         reason = "is no address of the page with a question"
         raise InputError("sent", address, reason, "copy it whole, with its # part")
     return f"#{urlencode(given)}"

@@ -107,7 +107,7 @@ LISTED = 1_000
 """The most folders in which the page looks for runs, every two seconds."""
 _FILES = ("plan.json", "metrics.jsonl", "recorded.json", "trace.json")
 """Files of a run that are read."""
-_KEPT = 16
+_MOST_ANSWERS = 16
 """Latest answers whose report, plan and exports a page may still download."""
 _CONNECTIONS = 64
 """Connections that have not shown the token yet; of one more, the oldest is dropped."""
@@ -244,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.reports[name] = about | {"sections": answer["html"], "drawn": answer["charts"]}
             self.server.plans[name] = answer["plan"]
             for kept in (self.server.reports, self.server.plans):
-                while len(kept) > _KEPT:
+                while len(kept) > _MOST_ANSWERS:
                     kept.popitem(last=False)
             answer["id"] = name
         self._reply("application/json", json.dumps(answer))

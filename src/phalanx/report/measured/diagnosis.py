@@ -6,7 +6,7 @@ from phalanx.answers.diagnose.diagnosis import Diagnosis
 from phalanx.answers.diagnose.flop_rate import FlopRate
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.style import size
-from phalanx.report.view import Part, View
+from phalanx.report.view import View, ViewPart
 
 
 def view(a: Diagnosis) -> View:
@@ -14,7 +14,7 @@ def view(a: Diagnosis) -> View:
     return View([*_step(a), *_links(a), *_memory(a), *a.cautions, *a.used], "diagnosis")
 
 
-def _step(a: Diagnosis) -> list[Part]:
+def _step(a: Diagnosis) -> list[ViewPart]:
     """Show the parts of a step and the causes of its gaps."""
     step, planned = a.step_s, a.planned_s
     rows: list[tuple[Any, ...]]
@@ -42,7 +42,7 @@ def _step(a: Diagnosis) -> list[Part]:
     ]
 
 
-def _links(a: Diagnosis) -> list[Part]:
+def _links(a: Diagnosis) -> list[ViewPart]:
     if not a.links:
         return []
     rows = []
@@ -57,7 +57,7 @@ def _links(a: Diagnosis) -> list[Part]:
     return [Sheet("collectives as NCCL timed them", names, rows, "seconds: the median of a call", charted=False)]
 
 
-def _memory(a: Diagnosis) -> list[Part]:
+def _memory(a: Diagnosis) -> list[ViewPart]:
     if not a.memory:
         return []
     names = columns(

@@ -11,7 +11,7 @@ from phalanx.answers.runs.sweep import SweptRun, TrainingSweep
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.report.pictures.figure import Bar, Bars, Lines, Picture, PlotAxis, Series
 from phalanx.report.style import BYTES, largest_unit, seconds, size
-from phalanx.report.view import Part, View
+from phalanx.report.view import View, ViewPart
 from phalanx.spec.files.plan import Plan
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def outcome(o: Outcome) -> View:
     return View(list(_parts(o)))
 
 
-def _parts(o: Outcome) -> Iterator[Part]:
+def _parts(o: Outcome) -> Iterator[ViewPart]:
     if o.eval_loss is not None:
         yield (
             f"validation loss {o.eval_loss:.3f} nat per token; unigram entropy of the training tokens "

@@ -37,10 +37,10 @@ def _parts(v: Verification) -> Iterator[str | Sheet]:
     for difference in v.stale:
         yield f"NOT proved: {difference}"
     if len(v.classes) > 1:
-        yield from _all(v)
+        yield from _joint_verdict(v)
 
 
-def _all(v: Verification) -> Iterator[str]:
+def _joint_verdict(v: Verification) -> Iterator[str]:
     """Yield the verdict for all ranks together, where several classes took a step."""
     seconds, failed = sum(c.seconds for c in v.classes), [c.ranks.rank for c in v.classes if not c.proved]
     if failed:

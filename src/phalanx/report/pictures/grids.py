@@ -9,7 +9,7 @@ import numpy as np
 from phalanx.report.pictures.figure import Cell, Grid, Grids, Heat, Rounds, RoundState
 from phalanx.report.pictures.scene import DASHES, EDGE, WIDE, Scene, width, wrap
 
-_CELL, _GAP, _APART = 32, 3, 12
+_CELL, _GAP, _GROUP_GAP = 32, 3, 12
 
 
 def draw(scene: Scene, panel: Grids) -> None:
@@ -17,11 +17,18 @@ def draw(scene: Scene, panel: Grids) -> None:
     columns = max(len(row) for grid in panel.grids for row in grid.rows)
     wide = columns * (_CELL + _GAP) + 3 * _GAP
     high = max(len(grid.rows) for grid in panel.grids) * (_CELL + _GAP) + 24
-    per_row = max(1, int((WIDE - 2 * EDGE + _APART) // (wide + _APART)))
+    per_row = max(1, int((WIDE - 2 * EDGE + _GROUP_GAP) // (wide + _GROUP_GAP)))
     top = scene.y
     for i, grid in enumerate(panel.grids):
-        _grid(scene, grid, EDGE + i % per_row * (wide + _APART), top + i // per_row * (high + _APART), wide, high)
-    scene.y = top + -(-len(panel.grids) // per_row) * (high + _APART)
+        _grid(
+            scene,
+            grid,
+            EDGE + i % per_row * (wide + _GROUP_GAP),
+            top + i // per_row * (high + _GROUP_GAP),
+            wide,
+            high,
+        )
+    scene.y = top + -(-len(panel.grids) // per_row) * (high + _GROUP_GAP)
     for line in panel.foot:
         for part in wrap(line, WIDE - 2 * EDGE):
             scene.text(EDGE, scene.y + 12, part)

@@ -102,7 +102,7 @@ class FirstStep:
         self.begin(module)
         given = _detached(args), _detached(kwargs)
         out = module(*args, **kwargs)
-        out = _apart(out)
+        out = _aliased(out)
         begins: list[Tensor] = []
         for place, t in enumerate(t for t in tensors_in(out) if t.requires_grad):
             begins.append(torch.zeros_like(t))
@@ -206,18 +206,18 @@ def _one_process(
     return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
 
 
-def _apart(out: Any) -> Any:
+def _aliased(out: Any) -> Any:
     """Return what a module returned with an alias in place of each tensor: its gradient is what the caller sends, and
     not what also comes from other outputs, as logits returned along with a loss have."""
     if isinstance(out, Tensor):
         return out.view_as(out)
     if isinstance(out, tuple | list):
-        parts = [_apart(item) for item in out]
+        parts = [_aliased(item) for item in out]
         return type(out)(*parts) if hasattr(out, "_fields") else type(out)(parts)
     if isinstance(out, MutableMapping):
         aliases = copy.copy(out)
         for key, item in out.items():
-            aliases[key] = _apart(item)
+            aliases[key] = _aliased(item)
         return aliases
     return out
 

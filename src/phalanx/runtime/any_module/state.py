@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from phalanx.runtime.any_module.split_names import SplitNames
 from phalanx.runtime.any_module.tensor_comm import gather_parts
 from phalanx.runtime.checkpoint.async_saver import Saver
-from phalanx.runtime.checkpoint.boxes import Part, full_part, share
+from phalanx.runtime.checkpoint.boxes import TensorPart, full_part, share
 from phalanx.runtime.checkpoint.container import Reader
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.data_parallel import logical_state
@@ -191,7 +191,7 @@ def _boxes(state: ModuleState) -> SplitNames | None:
     return None if state.split.unsplit else state.split
 
 
-def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
+def _rest(state: ModuleState, copies: bool) -> Iterator[TensorPart]:
     """Yield frozen parameters and buffers; without `copies`, except tensors that an earlier tp rank also holds."""
     for name, t in state.module.state_dict().items():
         if name in state.names:
@@ -204,7 +204,7 @@ def _rest(state: ModuleState, copies: bool) -> Iterator[Part]:
         for box in state.split.boxes_of(name):
             if copies or not state.split.index % box.copies:
                 within = (box.offsets, box.sizes)
-                yield Part(f"rest.{name}", box.parameter.shape, 0, flat[at : at + box.numel], within)
+                yield TensorPart(f"rest.{name}", box.parameter.shape, 0, flat[at : at + box.numel], within)
             at += box.numel
 
 

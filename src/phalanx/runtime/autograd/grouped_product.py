@@ -18,7 +18,7 @@ _HOPPER = 9
 """Compute capability for which torch has the kernel and on which it was tested. On Blackwell, torch 2.10's kernel
 fails; on all other GPUs torch reads the numbers of rows on the host."""
 _ALIGNED = 8  # numbers of two bytes: matrices and their rows begin at multiples of 16 bytes
-_MOST = 1023  # experts in one kernel
+_MOST_EXPERTS = 1023  # experts in one kernel
 
 
 class RowEnds(NamedTuple):
@@ -42,7 +42,7 @@ def row_ends(counts: Sequence[int], *operands: Tensor) -> RowEnds | None:
     """Return the row offsets of experts with `counts` rows on the operands' device; None if there is no kernel for
     these operands, or nothing to compute."""
     device = operands[0].device
-    if device.type == "cpu" or not any(counts) or len(counts) > _MOST or not fits(*operands):
+    if device.type == "cpu" or not any(counts) or len(counts) > _MOST_EXPERTS or not fits(*operands):
         return None
     if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] != _HOPPER:
         return None

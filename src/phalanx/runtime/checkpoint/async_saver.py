@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import torch
 
 from phalanx.runtime.checkpoint import leftovers, store
-from phalanx.runtime.checkpoint.boxes import Part, pieces
+from phalanx.runtime.checkpoint.boxes import TensorPart, pieces
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.process import world as worlds
@@ -43,7 +43,7 @@ class Saver:
         self._attempt = comm.gather_objects(uuid.uuid4().hex[:8], "world")[0]
 
     @torch.no_grad()
-    def save(self, step: int, owned: Iterable[Part], about: dict[str, Any]) -> None:
+    def save(self, step: int, owned: Iterable[TensorPart], about: dict[str, Any]) -> None:
         """Begin to save a step, after the previous checkpoint is complete. Collective.
 
         `owned` are the parts that this rank writes; they may change as soon as this returns. Raises CheckpointError

@@ -16,7 +16,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """A run of elements, from `start` on, of the logical tensor `name` with the global `shape`, flattened. If
     `within` is set, the run is of that box of the tensor, flattened. `data` (elements,) is a view of live memory."""
 
@@ -27,12 +27,12 @@ class Part:
     within: Box | None = None
 
 
-def full_part(name: str, tensor: Tensor) -> Part:
+def full_part(name: str, tensor: Tensor) -> TensorPart:
     """Return the part that covers a whole contiguous tensor."""
-    return Part(name, tuple(tensor.shape), 0, tensor.detach().view(-1))
+    return TensorPart(name, tuple(tensor.shape), 0, tensor.detach().view(-1))
 
 
-def share(parts: Iterable[Part], index: int, count: int) -> Iterator[Part]:
+def share(parts: Iterable[TensorPart], index: int, count: int) -> Iterator[TensorPart]:
     """Yield the `index`-th of `count` equal shares of parts that replicas hold alike, so that each writes one."""
     parts = list(parts)
     total = sum(p.data.numel() for p in parts)
@@ -66,7 +66,7 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
     return result
 
 
-def pieces(part: Part) -> Iterator[tuple[Box, Tensor]]:
+def pieces(part: TensorPart) -> Iterator[tuple[Box, Tensor]]:
     """Yield each box of a part with its elements: a view of the part's data in the shape of the box."""
     offset = 0
     origin, shape = part.within or ((0,) * len(part.shape), part.shape)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from phalanx.runtime.checkpoint.boxes import Box, Part, pieces
+from phalanx.runtime.checkpoint.boxes import Box, TensorPart, pieces
 from phalanx.runtime.checkpoint.manifest import CheckpointError, Chunk, open_manifest, path_of
 from phalanx.runtime.checkpoint.regular_files import open_regular, read_json, require_plain
 from phalanx.runtime.checkpoint.tensor_file import CODES, DTYPES, Outgoing, write
@@ -141,7 +141,7 @@ class Reader:
             self._stored = read_index(self.path, sizes)
         self.contents = {name: (t.shape, t.dtype) for name, t in self._stored.items()}
 
-    def fill(self, parts: Iterable[Part], optional: str | None = None) -> None:
+    def fill(self, parts: Iterable[TensorPart], optional: str | None = None) -> None:
         """Fill parts in place, by name. Only what the parts cover is read, of one stored box at a time. A part whose
         name begins with `optional` and is not in the checkpoint is left unchanged. Raises CheckpointError."""
         with self._explained(), ExitStack() as stack:
@@ -169,7 +169,7 @@ class Reader:
         CheckpointError."""
         shape, dtype = self.contents[name]
         elements = torch.empty(stop - start, dtype=dtype)
-        self.fill([Part(name, shape, start, elements)])
+        self.fill([TensorPart(name, shape, start, elements)])
         return elements
 
     def _copy(self, name: str, descriptor: int, stored: StoredBox, box: Box, place: Tensor) -> int:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.runtime.checkpoint import container
-from phalanx.runtime.checkpoint.boxes import Part
+from phalanx.runtime.checkpoint.boxes import TensorPart
 from phalanx.runtime.checkpoint.manifest import (
     MANIFEST,
     VERSION,
@@ -223,7 +223,7 @@ def give_up(part: Path, rank: int, why: str) -> None:
         os.replace(part / f".why-{rank}", part / f".failed-{rank}")  # other ranks poll for it
 
 
-def load(folder: Path, step: int, parts: Iterable[Part], optional: str | None = None) -> None:
+def load(folder: Path, step: int, parts: Iterable[TensorPart], optional: str | None = None) -> None:
     """Fill parts in place; every rank reads only what it needs (container.Reader.fill). Raises CheckpointError."""
     container.Reader(folder, step).fill(parts, optional)
 

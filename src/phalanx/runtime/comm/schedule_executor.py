@@ -22,9 +22,9 @@ from phalanx.schedule.collectives.rank_program import Piece, RankStep
 from phalanx.schedule.event import Reduction
 
 SEGMENT = 1 << 20  # bytes: longer messages are sent in segments of this size
-_AHEAD = 1 << 22  # bytes of staging memory for receives that are not needed yet
+_STAGING_BYTES = 1 << 22  # bytes of staging memory for receives that are not needed yet
 _ROUNDS = 8  # by which receives are posted ahead, at most
-_KEPT = 16  # sizes of staging memory that are kept for reuse
+_STAGING_SIZES = 16  # sizes of staging memory that are kept for reuse
 _TAG = 7  # for our messages; messages between two ranks arrive in the order in which they were sent
 
 Memory = Callable[[int, int], Tensor]
@@ -75,7 +75,7 @@ class _Staging:
         return spare.pop() if spare else torch.empty(numel, dtype=like.dtype, device=like.device)
 
     def release(self, staged: Tensor) -> None:
-        if len(self._spare) > _KEPT:  # varying sizes would accumulate
+        if len(self._spare) > _STAGING_SIZES:  # varying sizes would accumulate
             self._spare.clear()
         self._spare.setdefault((staged.dtype, staged.numel()), []).append(staged)
 
@@ -140,13 +140,13 @@ class _Flight:
     def has_room(self, step: RankStep) -> bool:
         """Whether all receives of a round fit in staging memory along with the current ones."""
         incoming = sum(high - low for message in step.receives for low, high in message.pieces)
-        return self._staged_bytes() + incoming * self._like.itemsize <= _AHEAD
+        return self._staged_bytes() + incoming * self._like.itemsize <= _STAGING_BYTES
 
     def make_room(self, number: int) -> None:
         """Finish receives of rounds before `number`, the oldest first, until staging memory is within its limit."""
-        while self._receives and self._receives[0].number < number and self._staged_bytes() > _AHEAD:
+        while self._receives and self._receives[0].number < number and self._staged_bytes() > _STAGING_BYTES:
             self._finish(self._receives[0])
-        while self._sends and self._staged_bytes() > _AHEAD:
+        while self._sends and self._staged_bytes() > _STAGING_BYTES:
             self._wait_sent(self._sends[0])
 
     def _staged_bytes(self) -> int:

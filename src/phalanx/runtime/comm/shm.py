@@ -318,16 +318,16 @@ def _mismatch(call: Call, peer: ArenaNeighbour, at: int) -> str:
     return f"rank {peer.rank} issued a different operation, {theirs}, where this rank issued {call}"
 
 
-_here: list[Shm] = []
+_arenas: list[Shm] = []
 
 
 def attach() -> Shm:
     """Return this process's only Shm: like the process group, it is created once."""
-    if not _here:
-        _here.append(Shm(worlds.timeout_s()))
-    return _here[0]
+    if not _arenas:
+        _arenas.append(Shm(worlds.timeout_s()))
+    return _arenas[0]
 
 
 def is_arena_view(tensor: Tensor) -> bool:
     """Whether a tensor is a view of an entire arena, ours or another rank's: it has no memory of its own."""
-    return bool(_here) and _here[0].maps(tensor)
+    return bool(_arenas) and _arenas[0].maps(tensor)

@@ -41,7 +41,7 @@ def work(call: Call, sources: dict[int, Source]) -> list[Step]:
     return _WORK[call.op](call, sources)
 
 
-def own_part(call: Call) -> tuple[int, int]:
+def reduced_slice(call: Call) -> tuple[int, int]:
     """Return the range [low, high) of the source's elements that this rank reduces. Slices of an all-reduce begin at
     cache lines, so that no two ranks write to the same line."""
     if call.op == "reduce_scatter":
@@ -61,7 +61,7 @@ def copy(target: int, source: int, size: int) -> Iterator[Step]:
 
 def copy_others(call: Call, target: Tensor, source: Tensor) -> Iterator[Step]:
     """Copy all but the part that this rank reduces, which no other rank reads."""
-    low, high = own_part(call)
+    low, high = reduced_slice(call)
     e = source.dtype.itemsize  # bytes
     yield from copy(target.data_ptr(), source.data_ptr(), low * e)
     yield from copy(target.data_ptr() + high * e, source.data_ptr() + high * e, (source.numel() - high) * e)
@@ -93,7 +93,7 @@ def _reduce(call: Call, out: Tensor, mine: Tensor, theirs: list[Tensor], copies:
 
 def _parts(call: Call, sources: dict[int, Source]) -> tuple[Tensor, list[Tensor]]:
     """Return the part that this rank reduces: of its own source, and of the others'."""
-    low, high = own_part(call)
+    low, high = reduced_slice(call)
     e = call.source.dtype.itemsize
     theirs = [peer.tensor(at + low * e, high - low, call.source.dtype) for peer, at, _ in sources.values()]
     return call.source[low:high], theirs

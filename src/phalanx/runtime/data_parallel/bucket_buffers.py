@@ -96,7 +96,7 @@ def placeholder(parameter: Tensor) -> Tensor:
     return torch.full((), torch.nan, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
 
 
-_AT_ONCE = {"cpu": 2**20, "gpu": 2**28}  # elements
+_SLICE_ELEMENTS = {"cpu": 2**20, "gpu": 2**28}  # elements
 
 
 def write_gradient(
@@ -122,10 +122,10 @@ def square(flat: Tensor) -> Tensor:
     """Return the squared 2-norm, (), fp64. Computed in pieces: torch's norm on the CPU adds sequentially in fp32, and
     over millions of elements has a relative error of 1e-4 to 1e-3. A GPU sums in a tree, where thousands of small
     kernels would take longer than the sum, so its pieces are large."""
-    pieces = flat.split(_AT_ONCE["cpu" if flat.device.type == "cpu" else "gpu"])
+    pieces = flat.split(_SLICE_ELEMENTS["cpu" if flat.device.type == "cpu" else "gpu"])
     if flat.dtype in (torch.float32, torch.float64):
         return torch.stack([torch.dot(piece, piece) for piece in pieces]).double().sum()
     if flat.device.type == "cpu":
-        pieces = flat.split(_AT_ONCE["cpu"] // 16)
+        pieces = flat.split(_SLICE_ELEMENTS["cpu"] // 16)
     norms = [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
     return torch.stack(norms).double().square_().sum()

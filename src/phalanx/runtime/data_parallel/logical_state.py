@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from phalanx.runtime.checkpoint import store
-from phalanx.runtime.checkpoint.boxes import Part, full_part, share
+from phalanx.runtime.checkpoint.boxes import TensorPart, full_part, share
 from phalanx.runtime.comm.communicator import Comm
 from phalanx.runtime.comm.transport import Call
 from phalanx.runtime.data_parallel.engine import DataParallel
@@ -70,13 +70,13 @@ def owned_parts(
     optimizer: torch.optim.Optimizer,
     split: Boxes | None = None,
     outer: Outer = MappingProxyType({}),
-) -> Iterator[Part]:
+) -> Iterator[TensorPart]:
     """Yield the parts that this rank saves; all ranks' parts together are the state, each element once. With the
     Split of a decoder its buffers are among them. All ranks together."""
     comm, grid = engine.comm, engine.comm.mesh
     replica = grid.place(comm.world.rank).get("dp_local", 0)
 
-    def shared(parts: Iterable[Part], axis: str) -> Iterator[Part]:
+    def shared(parts: Iterable[TensorPart], axis: str) -> Iterator[TensorPart]:
         return share(parts, comm.index(axis), comm.size(axis))
 
     of_experts = {p.fqn for b in engine.buckets if b.bucket.experts for p in b.bucket.parameters}
@@ -100,7 +100,7 @@ def owned_parts(
         yield from shared(alike, grid.name("dp_replicate", "dp_shard", "cp", "tp"))
 
 
-def _replica_parts(replica: int, parts: Iterable[Part], apart: bool) -> list[Part]:
+def _replica_parts(replica: int, parts: Iterable[TensorPart], apart: bool) -> list[TensorPart]:
     """Return the parts of the optimizer's state, with `apart` also of parameters, that a replica which takes steps
     alone saves, under its own names."""
     kinds = ("optimizer.", "parameters.", REPLICA) if apart else ("optimizer.", REPLICA)
@@ -125,7 +125,7 @@ def _parts_of_rank(
     split: Boxes | None,
     outer: Outer,
     copies: bool = True,
-) -> Iterator[tuple[bool, Part]]:
+) -> Iterator[tuple[bool, TensorPart]]:
     """Yield (whether it begins with its parameter's first element, part) of this rank's masters and their optimizer
     states. Without `copies`, parts that an earlier rank of tp or of the pipeline holds too are left out."""
     pieces = {piece.parameter.fqn: piece for piece, _, _ in engine.pieces()} if engine.sharding.state else {}
@@ -148,7 +148,7 @@ def _parts_of_rank(
                 for label, t in _tensors(name, master, optimizer, outer):
                     if t.dim() and low < high:
                         data = t.detach().view(-1)[at + low - start : at + high - start]
-                        yield first, Part(label, shape, low, data, within)
+                        yield first, TensorPart(label, shape, low, data, within)
                     elif not t.dim() and not number:
                         yield first, full_part(label, t)
             at += box.numel if box is not None else 0
@@ -231,7 +231,7 @@ def residuals(engine: DataParallel) -> dict[str, Tensor]:
     return result
 
 
-def _compression(engine: DataParallel) -> Iterator[Part]:
+def _compression(engine: DataParallel) -> Iterator[TensorPart]:
     """Yield the compressor's state, the same on all ranks of the data axis; all ranks together."""
     c = engine.compressor
     if c is None:
@@ -244,7 +244,7 @@ def _compression(engine: DataParallel) -> Iterator[Part]:
             yield full_part(f"{OPTIONAL}{name}.q{q.shape[1]}", q)
 
 
-def _own_residuals(engine: DataParallel) -> list[Part]:
+def _own_residuals(engine: DataParallel) -> list[TensorPart]:
     """Return this rank's residuals, preceded by a marker tensor with value 1. Empty without error feedback, or over
     more than OWN_RANKS ranks."""
     c, comm = engine.compressor, engine.comm
@@ -264,7 +264,7 @@ def load(
     optimizer: torch.optim.Optimizer,
     folder: Path,
     step: int,
-    rest: Iterable[Part] = (),
+    rest: Iterable[TensorPart] = (),
     split: Boxes | None = None,
     outer: Outer = MappingProxyType({}),
 ) -> None:

@@ -22,7 +22,7 @@ from phalanx.spec.model.spec import holds_one_tied_copy
 from phalanx.spec.strategy.split import Split
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_AT_ONCE = 2**20  # elements: their int64 copies stay small compared with the tensors
+_SLICE_ELEMENTS = 2**20  # elements: their int64 copies stay small compared with the tensors
 _MASTER = "the master of "
 _NAMED, _RANKS = 3, 8  # tensors, and ranks of each, that an error names
 
@@ -35,7 +35,7 @@ def checksum(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's elements, their bits read as integers, modulo 2^64: (), int64. Exact and
     independent of order; a NaN counts like any number. Changes that cancel in the sum go unseen."""
     bits = tensor.detach().reshape(-1).view(_BITS[tensor.element_size()])
-    return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_AT_ONCE)]).sum()
+    return torch.stack([part.sum(dtype=torch.int64) for part in bits.split(_SLICE_ELEMENTS)]).sum()
 
 
 def compare(engine: DataParallel, masters: Mapping[str, Tensor], split: Split | None = None) -> None:
@@ -56,7 +56,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
     comm = engine.comm
     stage = comm.mesh.name("dp_replicate", "dp_shard", "cp", "tp")
     ranks = comm.ranks(stage)
-    unsharded, shards = _held(engine, masters)
+    unsharded, shards = _tensors_by_sharding(engine, masters)
     names = [*unsharded, *shards]
     absent = torch.zeros((), dtype=torch.int64, device=comm.world.device)
     # One checksum per tensor, gathered over the ranks of this stage.
@@ -105,7 +105,7 @@ def _unequal(engine: DataParallel, masters: Mapping[str, Tensor], split: Split |
     return list(dict.fromkeys(unequal))
 
 
-def _held(
+def _tensors_by_sharding(
     engine: DataParallel, masters: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
     """Return (unsharded tensors, shards) by name: the first must agree on all replicas, the second on replicas of the

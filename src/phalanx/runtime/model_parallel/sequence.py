@@ -142,7 +142,7 @@ class _Columns(torch.autograd.Function):
             for w, n in zip(weights, narrow, strict=True)
         ]
         for here, *into in _arrived(rows, gathered, arriving, *by_token):
-            _each(here, held, into, operands, biases)
+            _linear_outputs(here, held, into, operands, biases)
         return tuple(outs)
 
     @staticmethod
@@ -240,7 +240,7 @@ def _chunk_by_chunk(
         yield into, term
 
 
-def _each(
+def _linear_outputs(
     chunk: narrow_product.Operand,
     weights: Sequence[narrow_product.Operand],
     outs: Sequence[Tensor],
@@ -372,7 +372,7 @@ class _Summed(torch.autograd.Function):
         ]
         held = [narrow_product.operand(b, ctx.operands) for b in by]
         for chunk, *into in _arrived(rows, gathered, arriving, *d_x):
-            _each(chunk, held, into, ctx.operands, gradient=True)
+            _linear_outputs(chunk, held, into, ctx.operands, gradient=True)
         del by, held
         d_bias = g.sum(0) if any(bias is not None for *_, bias in terms) else None
         d_weights: list[Tensor | None] = [None] * len(terms)

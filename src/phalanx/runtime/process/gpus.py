@@ -15,7 +15,7 @@ import torch.distributed as dist
 from phalanx.runtime.process.environment import SHARE_GPUS, gpus_are_shared
 from phalanx.spec.errors import InputError
 
-_ON_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
+_USE_CPU = "or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def require(host: Host, ranks: int, world: int) -> None:
                 "GPUs",
                 None,
                 f"cannot be used by torch for CUDA {host.cuda}: the driver is older, or fails",
-                f"nvidia-smi shows the newest CUDA it takes; install a newer driver or a torch for that, {_ON_CPU}",
+                f"nvidia-smi shows the newest CUDA it takes; install a newer driver or a torch for that, {_USE_CPU}",
             )
         return
     if shares_gpu(host, ranks):
@@ -73,10 +73,10 @@ def require(host: Host, ranks: int, world: int) -> None:
             ranks,
             f"are more than its GPUs ({host.count}), and NCCL takes one process a GPU",
             f"start {host.count} at most, set {SHARE_GPUS}=1 (ranks then share GPUs, and send through the host), "
-            + _ON_CPU,
+            + _USE_CPU,
         )
     if world > 1 and not host.nccl:
-        raise InputError("NCCL", None, "is not in this build of torch", f"install a CUDA wheel for Linux, {_ON_CPU}")
+        raise InputError("NCCL", None, "is not in this build of torch", f"install a CUDA wheel for Linux, {_USE_CPU}")
 
 
 def stay_near(gpu: int) -> None:

@@ -247,7 +247,7 @@ def slot_sizes(sizes: list[int]) -> list[int]:
 
 SCALES = "scales"
 """The unit, in events, of the all-reduce of scales."""
-PARAMETERS, IN_8_BITS = "parameters", "8-bit parameters"
+PARAMETERS, PARAMETERS_IN_8_BITS = "parameters", "8-bit parameters"
 """Names, in terms, of gathers in the compute type and in 8 bits."""
 NUMBER_BYTES = 4
 """Bytes of an element of the all-reduce of scales: fp32, which represents every number of the compute type."""

@@ -39,15 +39,15 @@ from phalanx.schedule.partition.search import (
 from phalanx.spec.byte_sizes import write_bytes
 from phalanx.spec.errors import InputError
 
-FEW = 6
+MOST_FIRST_KIND = 6
 """The most blocks of the first kind: 64 ways to cut them."""
 
 
 def leading_blocks(question: PartitionQuestion) -> int:
     """Return the number of blocks of the first kind, if these cost the same on each rank, and all later ones too; 0
-    if blocks are not of two such kinds, or more than FEW are of the first."""
+    if blocks are not of two such kinds, or more than MOST_FIRST_KIND are of the first."""
     each = [np.diff(m.prefix, axis=1) for m in question.measures]
-    for count in range(1, min(FEW, question.length - 1) + 1):
+    for count in range(1, min(MOST_FIRST_KIND, question.length - 1) + 1):
         parts = [part for one in each for part in (one[:, :count], one[:, count:])]
         if all((part == part[:, :1]).all() for part in parts):
             return count
@@ -59,7 +59,7 @@ def deal_after(question: PartitionQuestion, count: int) -> Solution | None:
     partition meets the limits."""
     best: tuple[tuple[int, int, int], tuple[int, ...]] | None = None
     for first in _ways(question, count):
-        rest = deal(_others(question, first))
+        rest = deal(_second_kind(question, first))
         if rest is not None:
             blocks = (*first[:-1], first[-1] + rest.blocks[0], *rest.blocks[1:])
             value = value_of(question, cuts_of(blocks)), blocks
@@ -81,7 +81,7 @@ def _ways(question: PartitionQuestion, count: int) -> Iterator[tuple[int, ...]]:
     return ways(0, count)
 
 
-def _others(question: PartitionQuestion, first: tuple[int, ...]) -> PartitionQuestion:
+def _second_kind(question: PartitionQuestion, first: tuple[int, ...]) -> PartitionQuestion:
     """Return the question of the second kind's blocks, for the chunks from the last in `first` (the blocks of the
     first kind by chunk) on."""
     begin, count = len(first) - 1, sum(first)

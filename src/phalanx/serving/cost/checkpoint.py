@@ -27,7 +27,7 @@ _BLOCK = 128
 _PUBLISHED = re.compile(r"qwen3.*-fp8|deepseek-(v3|r1)(?!.*distill)|minimax-m2|kimi-k2(?!-thinking|[.][56])")
 """Checkpoints whose config.json has blocks of 128 x 128."""
 
-_KEPT = ((re.compile(r"meta-llama/(meta-)?llama-3\.1-405b(-instruct)?-fp8"),
+_UNQUANTIZED_MODULES = ((re.compile(r"meta-llama/(meta-)?llama-3\.1-405b(-instruct)?-fp8"),
           ("*.self_attn.*", "*.layers.0.mlp.*", "*.layers.125.mlp.*")),
          (re.compile(r"(openai/)?gpt-oss-\d+b|moonshotai/kimi-k2(-thinking|\.[56])"), ("!*.experts.*",)))  # fmt: skip
 """Names of published checkpoints -> modules in 16 bits, in addition to the embedding and the head: arXiv 2407.21783,
@@ -37,14 +37,14 @@ _QUANTISED = re.compile("fp8|fp4|awq|gptq|int4|w4a16")
 """Parts of the names of checkpoints with matrices in fewer than 16 bits."""
 
 
-_BY_METHOD = {
+_METHODS = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "w8a8_fp8", "modelopt", "modelopt_fp8"), "fp8"),
     **dict.fromkeys(("awq", "awq_marlin", "gptq", "gptq_marlin", "auto-round", "moe_wna16"), "int4"),
     "mxfp4": "mxfp4",
     **dict.fromkeys(("modelopt_fp4", "nvfp4", "nvfp4_online"), "nvfp4"),
 }
 """Words of --quantization, and of a config.json's quant_method -> types of weights."""
-_BY_NAME = (
+_NAME_PARTS = (
     (re.compile("gpt-oss(?!.*bf16)|mxfp4"), "mxfp4"),
     (re.compile("fp4"), "nvfp4"),
     (re.compile("awq|gptq|int4|w4a16|kimi-k2(-thinking|[.][56])"), "int4"),
@@ -57,7 +57,7 @@ its thinking model in int4 (its config.json, quantization_config)."""
 
 def by_method(word: object) -> str:
     """Return the type of weights by a word of --quantization or a quant_method; empty: unknown."""
-    return _BY_METHOD.get(word, "") if isinstance(word, str) else ""
+    return _METHODS.get(word, "") if isinstance(word, str) else ""
 
 
 def published_weights(name: str) -> str:
@@ -74,7 +74,7 @@ def published_weights(name: str) -> str:
     if kind := by_method("nvfp4" if table.get("quant_algo") == "NVFP4" else table.get("quant_method")):
         return kind
     short = "/".join(Path(name.removesuffix("/config.json")).parts[-2:]).lower()
-    return next((kind for names, kind in _BY_NAME if names.search(short)), "bf16")
+    return next((kind for names, kind in _NAME_PARTS if names.search(short)), "bf16")
 
 
 def served_weights(method: object, name: str) -> str:
@@ -98,7 +98,7 @@ def published_note(name: str) -> tuple[str, ...]:
 
 def of_checkpoint(model: ModelSpec, name: str) -> ModelSpec:
     """Return a model with the 16-bit modules of the published checkpoint of this name."""
-    kept = next((kept for names, kept in _KEPT if names.fullmatch(name.lower())), ())
+    kept = next((kept for names, kept in _UNQUANTIZED_MODULES if names.fullmatch(name.lower())), ())
     return replace(model, unquantised=kept) if kept else model
 
 

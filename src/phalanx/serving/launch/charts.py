@@ -22,12 +22,12 @@ from phalanx.serving.plan_file import ServingPlan
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 
-_OWN_OF_KSERVE = ("--port", "--nnodes", "--node-rank", "--master-addr", "--headless")
-_OF_DATA = ("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel")
+_KSERVE_OPTIONS = ("--port", "--nnodes", "--node-rank", "--master-addr", "--headless")
+_MULTINODE_OPTIONS = ("--tensor-parallel-size", "--data-parallel-size", "--enable-expert-parallel")
 """Options that KServe's templates set: always, and in addition for several nodes."""
-_OWN_OF_LLM_D = ("--port", "--tensor-parallel-size", "--data-parallel-size")
+_LLM_D_OPTIONS = ("--port", "--tensor-parallel-size", "--data-parallel-size")
 _PORT, _BEHIND_SIDECAR = 8000, 8200
-_OTHERS = "kubernetes or dynamo start it"
+_REMEDY = "kubernetes or dynamo start it"
 
 
 def _groups(plan: ServingPlan, line: Launch, starter: str) -> tuple[ServerGroup | None, ServerGroup]:
@@ -55,7 +55,7 @@ def kserve(plan: ServingPlan, line: Launch) -> str:
 
 def _workload(g: ServerGroup, plan: ServingPlan) -> dict[str, Any]:
     w, nodes = g.place.workers, g.place.nodes
-    args = drop_options(g.commands[0].options, (*_OWN_OF_KSERVE, *(_OF_DATA if nodes > 1 else ())))
+    args = drop_options(g.commands[0].options, (*_KSERVE_OPTIONS, *(_MULTINODE_OPTIONS if nodes > 1 else ())))
     quoted = [shlex.quote(word) for word in args]  # for the shell's `eval`
     container = {"name": "main", "args": quoted, "resources": _limits(g), **variables(g)}
     spec: dict[str, Any] = {"replicas": w.count, "template": {"containers": [container]}}
@@ -63,7 +63,7 @@ def _workload(g: ServerGroup, plan: ServingPlan) -> dict[str, Any]:
         return spec
     if w.pp > 1 or w.tp > plan.node_gpus or w.attention_dp % nodes:
         reason = f"joins nodes by data parallelism alone, and a worker is tp={w.tp}, pp={w.pp}, dp={w.attention_dp}"
-        raise InputError("for", "kserve", f"{reason} over {nodes} nodes", _OTHERS)
+        raise InputError("for", "kserve", f"{reason} over {nodes} nodes", _REMEDY)
     degrees = {"data": w.attention_dp, "dataLocal": w.attention_dp // nodes, "tensor": w.tp, "expert": w.moe_ep > 1}
     return {**spec, "parallelism": degrees, "worker": {"containers": [container]}}
 
@@ -78,7 +78,7 @@ def llm_d(plan: ServingPlan, line: Launch) -> str:
     before, serving = _groups(plan, line, "llm-d")
     if wide := next((g for g in (before, serving) if g and g.place.nodes > 1), None):
         reason = f"gives all pods of a worker one command, and a worker takes {wide.place.nodes} nodes"
-        raise InputError("for", "llm-d", reason, _OTHERS)
+        raise InputError("for", "llm-d", reason, _REMEDY)
     where, note = weights_of(plan)
     room = math.ceil(2.2 * plan.model.parameter_count / GIB)  # of weights in 16 bits, and a tenth
     labels = {"llm-d.ai/inference-serving": "true", "llm-d.ai/model": label(where)}
@@ -109,7 +109,7 @@ def _pods(g: ServerGroup, image: str, port: int) -> dict[str, Any]:
         "name": "vllm",
         "image": image,
         "modelCommand": "vllmServe",
-        "args": drop_options(g.commands[0].options, _OWN_OF_LLM_D),
+        "args": drop_options(g.commands[0].options, _LLM_D_OPTIONS),
         "ports": [{"containerPort": port}],
         "resources": _limits(g),
         "mountModelVolume": True,

@@ -10,7 +10,7 @@ from phalanx.serving.plan_file import ServingPlan, Workers
 from phalanx.serving.simulation.engines import engine
 from phalanx.spec.errors import InputError
 
-_MOST = 4096
+_MOST_WORKERS = 4096
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class WorkerPlace:
 def places(plan: ServingPlan, first_port: int = 8000) -> list[WorkerPlace]:
     """Place the workers on nodes in order, each within one node if it fits. Raises InputError for too many workers to
     print a line for each."""
-    if (count := sum(workers.count for workers in plan.workers)) > _MOST:
+    if (count := sum(workers.count for workers in plan.workers)) > _MOST_WORKERS:
         raise InputError(
-            "workers", count, f"are more than {_MOST:,}, and each has a launch line", "plan a part of them"
+            "workers", count, f"are more than {_MOST_WORKERS:,}, and each has a launch line", "plan a part of them"
         )
     placed: list[WorkerPlace] = []
     node = used = 0

@@ -76,7 +76,7 @@ def commands_of(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iter
     if value.get("kind") in _COPIES and isinstance(spec := value.get("spec"), Mapping):
         group = spec.get("leaderWorkerTemplate")
         size = _count(group.get("size")) if isinstance(group, Mapping) else None
-        pods = replace(pods, copies=_count(spec.get("replicas")) or 1, size=size or 1, part=_part(value))
+        pods = replace(pods, copies=_count(spec.get("replicas")) or 1, size=size or 1, part=_role(value))
     if isinstance(value.get("vllmConfig"), Mapping) and value.get("modelURL"):
         line = shlex.join(["vllm", "serve", str(value["modelURL"]), *_flags(value["vllmConfig"])])
         yield line, ServerPods(_count(value.get("replicaCount")) or 1, 1, _count(value.get("requestGPU")), pods.gpu)
@@ -92,7 +92,7 @@ def commands_of(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iter
     ):
         entry = [] if value.get("command") else start or [str(value.get("image", ""))]
         if start:
-            words = [word for word in words if not word.startswith(_OF_KSERVE)]
+            words = [word for word in words if not word.startswith(_KSERVE_WORDS)]
             words += words_of(_values(value.get("env")).get("VLLM_ADDITIONAL_ARGS"))
         line = shlex.join(filter(None, [*entry, *(_expanded(word, value.get("env")) for word in words)]))
         yield line, replace(pods, gpus=_gpus(value.get("resources")))
@@ -145,7 +145,7 @@ def _table(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else {}
 
 
-_OF_KSERVE = ("--model_id=", "--model_name=", "--backend=")
+_KSERVE_WORDS = ("--model_id=", "--model_name=", "--backend=")
 """Words of Hugging Face's server in KServe that are not vLLM's (kserve/kserve, python/huggingfaceserver)."""
 _PARALLELISM = {
     "tensor": "--tensor-parallel-size",
@@ -157,7 +157,7 @@ _PARALLELISM = {
 _PARTS = ("prefill", "decode")
 
 
-def _part(value: Mapping[str, Any]) -> str:
+def _role(value: Mapping[str, Any]) -> str:
     """Return which part of a service an object is by its name; empty: its name does not say."""
     named = value.get("metadata")
     words = re.split(r"[^a-z]", str(named.get("name") if isinstance(named, Mapping) else ""))
@@ -208,7 +208,7 @@ def _count(value: Any) -> int | None:
 _GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
 """Labels of a node with the name of its GPU: of NVIDIA's GPU feature discovery, and of Google's Kubernetes."""
 _INSTANCE = "node.kubernetes.io/instance-type"
-_OF_GOOGLE = {"nvidia-tesla-a100": "a100-40gb", "nvidia-h100-mega-80gb": "h100"}
+_ACCELERATOR_NAMES = {"nvidia-tesla-a100": "a100-40gb", "nvidia-h100-mega-80gb": "h100"}
 """Names of accelerators that are not the name of their GPU (cloud.google.com/compute/docs/gpus)."""
 
 
@@ -229,7 +229,7 @@ def _gpu(pod: Mapping[str, Any]) -> str:
     if not chosen:
         return ""
     rented = instance(str(chosen[0]))
-    return rented[0] if rented else _OF_GOOGLE.get(str(chosen[0]), str(chosen[0]))
+    return rented[0] if rented else _ACCELERATOR_NAMES.get(str(chosen[0]), str(chosen[0]))
 
 
 def _tables(value: Any, name: str) -> list[Mapping[str, Any]]:

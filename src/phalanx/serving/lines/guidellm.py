@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from phalanx.frameworks.tables import documents
 
-_AT_ONCE = "512"
+_THROUGHPUT_REQUESTS = "512"
 """Concurrent requests of a benchmark of throughput (v0.7.3, benchmark/profiles/sweep.py:48)."""
 _SWEEP = "10"
 """Benchmarks of a sweep (v0.7.3, benchmark/profiles/sweep.py:38)."""
@@ -47,7 +47,7 @@ def _load(profile: Mapping[str, str], rates: list[str]) -> list[str]:
     """Return the flags of a profile's loads."""
     kind = profile.get("kind", "sweep")
     rates = rates or [part for name in ("streams", "rate", "sweep_size") for part in profile.get(name, "").split()]
-    most = profile.get("max_concurrency", _AT_ONCE)
+    most = profile.get("max_concurrency", _THROUGHPUT_REQUESTS)
     match kind:
         case "synchronous":
             return ["--concurrency", "1"]

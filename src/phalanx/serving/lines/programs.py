@@ -184,7 +184,7 @@ def _place(line: Line) -> tuple[Any, ...]:
     return met if any(met) else (line.flags.get("port"), line.flags.get("host"))
 
 
-_OWN = re.compile(r"(VLLM|SGLANG|SGL|TRTLLM|TLLM)_\w+")
+_ENGINE_VARIABLE = re.compile(r"(VLLM|SGLANG|SGL|TRTLLM|TLLM)_\w+")
 _HARMLESS = re.compile(
     r"LOG|API_KEY|CACHE_ROOT|CACHE_DIR|PORT|HOST|_IP\b|TIMEOUT|DEBUG|TRACE|USAGE|TRACK|MODELSCOPE|PLUGINS|SO_PATH|"
     r"MULTIPROC_METHOD|USE_V1|HEARTBEAT|BOOTSTRAP|SLEEP|WAITING|METRICS|PROFILER"
@@ -211,7 +211,11 @@ def _variables(words: Sequence[str], environment: Mapping[str, str]) -> dict[str
     in the words before its program, as for `env` and `docker run -e`."""
     assigned = dict(word.partition("=")[::2] for word in words if "=" in word)
     every = {**environment, **assigned}
-    return {name: value for name, value in every.items() if _OWN.fullmatch(name) and not _HARMLESS.search(name)}
+    return {
+        name: value
+        for name, value in every.items()
+        if _ENGINE_VARIABLE.fullmatch(name) and not _HARMLESS.search(name)
+    }
 
 
 _SWITCHES = ("-d", "-i", "-t", "-it", "-ti", "-dit", "--detach", "--init", "--privileged", "--rm")

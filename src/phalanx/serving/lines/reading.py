@@ -38,7 +38,7 @@ _PARTS = frozenset(
 )
 """Flags of a server with parts on several pods."""
 _ROLES = re.compile(r"(prefill|true|kv_producer)|(decode|kv_consumer)")
-_APART = ("disaggregation_mode", "is_prefill_worker", "kv_transfer_config")
+_ROLE_FLAGS = ("disaggregation_mode", "is_prefill_worker", "kv_transfer_config")
 """Flags of a server that only prefills or only decodes."""
 
 
@@ -95,7 +95,7 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     servers = [x for x in servers_and_benchmarks if x.program.role == "server"]
     # vLLM's headless nodes are parts of the first node's server.
     servers = [x for x in servers if x.flags.get("headless") is not True] or servers
-    prefill, others = _apart(servers)
+    prefill, others = _prefill_and_others(servers)
     server = single_line(others, "servers")
     benches = [x for x in servers_and_benchmarks if x.program.role in ("benchmark", "both")]
     bench = (
@@ -143,12 +143,12 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
 # The server
 
 
-def _apart(servers: Sequence[Line]) -> tuple[Line | None, Sequence[Line]]:
+def _prefill_and_others(servers: Sequence[Line]) -> tuple[Line | None, Sequence[Line]]:
     """Return the line of servers that only prefill, and the lines of the others. Raises InputError where their part
     is not said."""
-    if len(servers) < 2 or not all(map(_part, servers)):
+    if len(servers) < 2 or not all(map(_role, servers)):
         return None, servers
-    first, then = ([x for x in servers if (role := _ROLES.search(_part(x))) and role[group]] for group in (1, 2))
+    first, then = ([x for x in servers if (role := _ROLES.search(_role(x))) and role[group]] for group in (1, 2))
     if len(servers) != 2 or not (len(first) == len(then) == 1):
         reason = f"in lines {', '.join(str(x.number) for x in servers[:6])} prefill and decode apart"
         remedy = "leave one line of each part, with its --disaggregation-mode, or kv_producer and kv_consumer"
@@ -156,9 +156,9 @@ def _apart(servers: Sequence[Line]) -> tuple[Line | None, Sequence[Line]]:
     return first[0], then
 
 
-def _part(server: Line) -> str:
+def _role(server: Line) -> str:
     """Return the words that say whether a server prefills or decodes; empty: it does both."""
-    said = [str(server.flags[flag]).lower() for flag in _APART if flag in server.flags]
+    said = [str(server.flags[flag]).lower() for flag in _ROLE_FLAGS if flag in server.flags]
     return " ".join((*said, server.pods.part)).strip()
 
 

@@ -9,7 +9,7 @@ from phalanx.serving.search.misses import none_keeps, none_serves
 from phalanx.serving.search.pairs import SLACK
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import Search, best_of_each, pareto
-from phalanx.serving.search.sizing import OTHERS, fewest_gpus
+from phalanx.serving.search.sizing import ALTERNATIVES, fewest_gpus
 
 _FINALISTS, _FRONT = 8, 10
 
@@ -41,7 +41,7 @@ def answer(search: Search) -> ServingAnswer:
         raise none_serves(search)
     promising = [c for c in everything if search.keeps(c, SLACK)]
     if q.sized:
-        finalists = fewest_gpus(search, promising, q.gpus, OTHERS)
+        finalists = fewest_gpus(search, promising, q.gpus, ALTERNATIVES)
     else:
         # Steady states rank layouts within a mode only: they ignore the queue between prefill and decoding.
         ranked = best_of_each(promising, search)

@@ -67,7 +67,7 @@ def neighbours(search: Search, answer: ServingAnswer) -> list[ServingNeighbour]:
     group = best.groups[-1]
     changes = [(c, best.weights, x) for c, x in _changes(group.layout, q.model.experts is not None)]
     changes += [(f"{other} weights", other, group.layout) for other in q.weights if other != best.weights]
-    out = [_neighbour(search, best, change, _others(search, best, weights, x)) for change, weights, x in changes]
+    out = [_neighbour(search, best, change, _relaid(search, best, weights, x)) for change, weights, x in changes]
     copies = [c for c in search.copies() if c.weights == best.weights]
     if len(best.groups) == 1 and "disaggregated" in q.modes:
         out.append(_neighbour(search, best, "prefill and decode apart", list(search.disaggregated(copies))))
@@ -87,7 +87,7 @@ def _with_tokens_of(search: Search, layout: ServingLayout, other: ServingLayout)
     return Search(replace(q, step_tokens=each, chunks=(each,)))
 
 
-def _others(
+def _relaid(
     search: Search, best: ServingCandidate, weights: str, layout: ServingLayout
 ) -> list[ServingCandidate] | str:
     """Return candidates with another layout or type of weights in place of the best deployment's workers, or of its

@@ -84,7 +84,7 @@ def transfer(q: ServingQuestion, copy: Copy, gpus: int) -> Transfer:
     return Transfer(copy.pricing.cache_bytes(q.input) / q.input, rate * senders, tier.latency_s)
 
 
-def _left(q: ServingQuestion, c: ServingCandidate) -> Iterator[tuple[int, ...]]:
+def _remaining_workers(q: ServingQuestion, c: ServingCandidate) -> Iterator[tuple[int, ...]]:
     """Yield the numbers of workers of each group that remain after the question's loss, which hits one group: prefill
     and decode workers are on different nodes."""
     counts = tuple(g.count for g in c.groups)
@@ -102,7 +102,11 @@ def with_outcome(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf, longe
 
     In a sustained closed loop equal workers have equal shares of the users, so one of them is simulated.
     """
-    seen = [replace(c, outcome=_of(q, c, left, copy_of, longer)) for left in _left(q, c) if min(left) > 0]
+    seen = [
+        replace(c, outcome=_outcome(q, c, left, copy_of, longer))
+        for left in _remaining_workers(q, c)
+        if min(left) > 0
+    ]
     if not seen:
         raise InputError("survive", None, f"nothing is left of {c.title}", "more GPUs, or smaller copies")
     return max(seen, key=lambda each: (excess(q, each), -each.tokens_per_s))
@@ -118,7 +122,7 @@ def capacity(q: ServingQuestion, c: ServingCandidate, copy_of: CopyOf) -> float:
     return o.requests_per_s
 
 
-def _of(
+def _outcome(
     q: ServingQuestion, c: ServingCandidate, counts: tuple[int, ...], copy_of: CopyOf, longer: int
 ) -> ServingOutcome:
     """Return the outcome of a candidate with these numbers of workers."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.search import Search
 
-OTHERS = 2
+ALTERNATIVES = 2
 """Simulated deployments after the best one, as alternatives."""
 _SIZED, _ALIKE = 20, 2
 """The most deployments to simulate for the fewest GPUs; the most with equal workers for the start of requests."""
@@ -27,7 +27,7 @@ def fewest_gpus(
     q, kept = search.q, list[ServingCandidate]()
     heap = [(c.spent(q), _whole(q, c), i, c) for i, c in enumerate(_families(q, bounds)) if c.gpus <= gpus]
     heapq.heapify(heap)
-    number, left = len(bounds), _SIZED if sure else OTHERS
+    number, left = len(bounds), _SIZED if sure else ALTERNATIVES
     while heap and left > 0:
         _, _, _, c = heapq.heappop(heap)
         left -= 1

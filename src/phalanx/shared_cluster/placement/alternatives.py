@@ -18,7 +18,7 @@ from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.strategy.spec import Strategy
 
-KEPT = 12
+MOST_PLACED = 12
 """Number of the search's strategies that are placed."""
 
 
@@ -55,7 +55,7 @@ def alternatives(
     """
     world = job.strategy.world
     even = replace(job.question(shape(job.cluster, topology, free, world)), headroom=HEADROOM)
-    searched = answer(lambda _: even, world, keep=KEPT)
+    searched = answer(lambda _: even, world, keep=MOST_PLACED)
     others = [
         replace(job, strategy=ranked.strategy, options=searched.pricing.extra)
         for ranked in (*searched.ranked, *searched.families)

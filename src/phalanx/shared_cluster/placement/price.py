@@ -164,7 +164,7 @@ class PlacedJob:
         ranks = np.array([tier.ranks for tier in tiers])[:, None]
         # A block of R ranks holds m of them at distances above R / (m + 1) and up to R / m.
         least = np.where(unique < size, ranks / (unique + 1), 0.0).max(axis=0)
-        most = _apart(ranks, unique)
+        most = _group_span(ranks, unique)
         result = np.where(unique < size, most, 1.0).max(axis=0)
         if axis in _HOPS:
             return np.asarray(result[back.reshape(-1)])
@@ -172,7 +172,7 @@ class PlacedJob:
         result = np.where((least < exact) & (result > 1.0), exact, result)
         several = np.flatnonzero((least >= exact) & (np.sum(unique < size, axis=0) > 1))
         if len(several):
-            grid = np.unique(np.maximum(_apart(ranks, np.arange(1, size + 1)[None, :]), 1.0))
+            grid = np.unique(np.maximum(_group_span(ranks, np.arange(1, size + 1)[None, :]), 1.0))
             even = collective_s("all_gather", _MESSAGE, size, grid, self.system)
         for i in several:
             sizes = zip(self.system.tiers, unique[:, i].tolist(), strict=True)
@@ -266,7 +266,7 @@ _HOPS = ("pp", "ring")
 """Axes that send to neighbours."""
 
 
-def _apart(ranks: Ints, part: Ints) -> Floats:
+def _group_span(ranks: Ints, part: Ints) -> Floats:
     """Return the greatest distance at which blocks of `ranks` hold `part` ranks of a group, minus a margin for
     rounding."""
     return np.asarray(ranks / part * (1 - 1e-12 * (part > 1)))

@@ -58,7 +58,7 @@ def better(job: PlacedJob, placed: Placed, alternatives: Sequence[PlacedAlternat
     )
 
 
-def others(placed: Placed, alternatives: Sequence[PlacedAlternative]) -> Table:
+def alternatives_table(placed: Placed, alternatives: Sequence[PlacedAlternative]) -> Table:
     """Tabulate strategies placed on the same GPUs, the fastest first, compared with the plan's."""
     columns = ("strategy", "step", "against the plan", "bound")
     grid = table("strategies for these GPUs", *columns, left=("strategy",))

@@ -234,7 +234,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
     share in the fewest blocks that suffice, and in one and two more."""
     yield list(blocks)
     units = sorted({a * b for a, b in product([1, *sizes], repeat=2)})
-    yielded = {_which(blocks, world)}
+    yielded = {_selection_key(blocks, world)}
     for depth in range(len(blocks[0].scopes) + 1):
         # Blocks of one tier, those with the most free GPUs first; their inner blocks likewise.
         members: dict[tuple[int, ...], list[FreeBlock]] = {}
@@ -245,7 +245,7 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
         counts = np.array([sum(len(block.gpus) for block in inner) for inner in tier])
         for cap in _caps(counts, world, units):
             selection = [kept for inner, n in zip(tier, cap.tolist(), strict=True) for kept in _first(inner, n)]
-            key_of = _which(selection, world)
+            key_of = _selection_key(selection, world)
             if cap.sum() >= world and key_of not in yielded:
                 yielded.add(key_of)
                 yield selection
@@ -254,13 +254,13 @@ def _selections(blocks: Sequence[FreeBlock], world: int, sizes: Sequence[int]) -
         for near, far in product(sorted(inner), [unit for unit in units if unit <= _UNDER]):
             if far > near and far % near == 0:
                 selection = _in_multiples(blocks, near, far)
-                key_of = _which(selection, world)
+                key_of = _selection_key(selection, world)
                 if sum(count for _, count in key_of) >= world and key_of not in yielded:
                     yielded.add(key_of)
                     yield selection
 
 
-def _which(selection: Sequence[FreeBlock], world: int) -> tuple[tuple[int, int], ...]:
+def _selection_key(selection: Sequence[FreeBlock], world: int) -> tuple[tuple[int, int], ...]:
     """Return a key of a selection: the number of GPUs in each block, and for few ranks also the first of them. For
     many ranks, selections with equal numbers count as one, because each takes long to price."""
     few = world <= descent.RANKS

@@ -18,9 +18,9 @@ from phalanx.shared_cluster.placement.search import Carvings, Placed, place
 from phalanx.spec.cluster.topology import Ints, Topology
 from phalanx.spec.errors import InputError
 
-MOST = 16
+MOST_JOBS = 16
 """The most jobs that are placed at once."""
-_KEPT, _SPARE = 6, 4
+_BEAM, _SPARE = 6, 4
 """Answers that are continued, and alternatives of a tier, by spare GPUs, on which a job is tried."""
 
 
@@ -57,7 +57,7 @@ def placed_together(jobs: Sequence[PlacedJob], free: FreeGpus) -> JobsPlaced:
     dealt: list[dict[int, Placed]] = [{}]
     for i in order:
         more = [{**some, i: own} for some in dealt for own in deal.tries(i, some, free.free)]
-        dealt = sorted(more, key=deal.score)[:_KEPT]
+        dealt = sorted(more, key=deal.score)[:_BEAM]
     best = min((deal.repriced(some) for some in dealt), key=deal.score)
     answers = [PlaceAnswer(local[i], free, best[i], empty[i], ()) for i in range(len(local))]
     return JobsPlaced(tuple(answers), tuple(deal.shared(best)), deal.tried)
@@ -65,8 +65,10 @@ def placed_together(jobs: Sequence[PlacedJob], free: FreeGpus) -> JobsPlaced:
 
 def require_alike(jobs: Sequence[PlacedJob]) -> None:
     """Require that jobs can be on one cluster: few enough, and planned for nodes of one kind. Raises InputError."""
-    if len(jobs) > MOST:
-        raise InputError("plan", len(jobs), f"plans are more than are placed at once, {MOST}", "place some of them")
+    if len(jobs) > MOST_JOBS:
+        raise InputError(
+            "plan", len(jobs), f"plans are more than are placed at once, {MOST_JOBS}", "place some of them"
+        )
     kinds = {(job.cluster.device.name, job.cluster.ranks_per_node) for job in jobs}
     if len(kinds) > 1:
         said = " and ".join(f"{gpus} x {name}" for name, gpus in sorted(kinds))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from phalanx.spec.errors import InputError
 
-_MOST = 2**17
+_MOST_HOSTS = 2**17
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
 
 
@@ -28,13 +28,13 @@ def expand(text: str, field: str = "hosts") -> list[str]:
         raise InputError(field, text, "has a bracket without its partner", "write node[01-04]")
     names: list[str] = []
     for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
-        names += [require_host_name(name, field) for name in _one(part.strip(), field)]
-        if len(names) > _MOST:
-            raise InputError(field, text, f"has more than {_MOST:,} names")
+        names += [require_host_name(name, field) for name in _expanded(part.strip(), field)]
+        if len(names) > _MOST_HOSTS:
+            raise InputError(field, text, f"has more than {_MOST_HOSTS:,} names")
     return names
 
 
-def _one(text: str, field: str) -> list[str]:
+def _expanded(text: str, field: str) -> list[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([^\]]*)\](.*)", text)
     if match is None:
         return [text] if text else []
@@ -45,14 +45,14 @@ def _one(text: str, field: str) -> list[str]:
         if bounds is None or int(bounds[2] or bounds[1]) < int(bounds[1]):
             raise InputError(field, text, f"{piece!r} is not a range of numbers", "write node[01-04]")
         first, last = int(bounds[1]), int(bounds[2] or bounds[1])
-        if last - first > _MOST:
-            raise InputError(field, text, f"has more than {_MOST:,} names")
+        if last - first > _MOST_HOSTS:
+            raise InputError(field, text, f"has more than {_MOST_HOSTS:,} names")
         numbers += [str(n).zfill(len(bounds[1])) for n in range(first, last + 1)]
-        if len(numbers) > _MOST:
-            raise InputError(field, text, f"has more than {_MOST:,} names")
-    tails = _one(tail, field) or [""]
-    if len(numbers) * len(tails) > _MOST:
-        raise InputError(field, text, f"has more than {_MOST:,} names")
+        if len(numbers) > _MOST_HOSTS:
+            raise InputError(field, text, f"has more than {_MOST_HOSTS:,} names")
+    tails = _expanded(tail, field) or [""]
+    if len(numbers) * len(tails) > _MOST_HOSTS:
+        raise InputError(field, text, f"has more than {_MOST_HOSTS:,} names")
     return [f"{head}{number}{rest}" for number in numbers for rest in tails]
 
 

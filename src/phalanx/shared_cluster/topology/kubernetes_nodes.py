@@ -21,7 +21,7 @@ from phalanx.shared_cluster.topology.scheduled_nodes import ScheduledNode
 _RECORD = re.compile(r"^(?=Name:\s+\S)", re.M)
 _SECTION = r"^{}:\s*\n((?:[ \t]+.*\n?)*)"
 _GPUS = re.compile(r"^\s+[\w.-]+/gpu:\s+(\d{1,4})\s*$", re.M)
-_ASKED = re.compile(r"^\s+[\w.-]+/gpu\s+(\d{1,4})\b", re.M)
+_GPU_REQUEST = re.compile(r"^\s+[\w.-]+/gpu\s+(\d{1,4})\b", re.M)
 _NOT_READY = re.compile(r"^\s+Ready\s+(False|Unknown)\b", re.M)
 _PRODUCT = re.compile(r"^\s+nvidia\.com/gpu\.product=(\S+)", re.M)
 _REMEDY = "give all that kubectl describe nodes prints: Allocated resources says it"
@@ -45,7 +45,7 @@ def kubectl_nodes(text: str, file: str) -> list[ScheduledNode]:
 
 def _node(name: str, record: str) -> ScheduledNode:
     gpus, asked = _GPUS.findall(_section("Allocatable", record)), _section("Allocated resources", record)
-    used = sum(map(int, _ASKED.findall(asked))) if _ASKED.search(asked) else None if gpus else 0
+    used = sum(map(int, _GPU_REQUEST.findall(asked))) if _GPU_REQUEST.search(asked) else None if gpus else 0
     product = _PRODUCT.search(_section("Labels", record.replace("Labels: ", "Labels:\n ", 1)))
     kind = product[1] if product else ""
     return ScheduledNode(name, _closed_reason(record), sum(map(int, gpus)), used, kind=kind, remedy=_REMEDY)

@@ -7,7 +7,7 @@ from phalanx.shared_cluster.topology.gpus import KINDS, GpuTopology
 from phalanx.spec.documents import without_colours
 from phalanx.spec.errors import InputError
 
-_MOST = 256  # GPUs of a host
+_MOST_GPUS = 256  # GPUs of a host
 _LINK = re.compile(rf"X|NV\d+|{'|'.join(KINDS)}")
 
 
@@ -21,8 +21,8 @@ def read_matrix(text: str, file: str) -> GpuTopology:
         raise InputError(file, None, "has no line of GPU names", "write it with: nvidia-smi topo -m > FILE")
     names = re.findall(r"\b(?:GPU\d+|NIC\d+|mlx\w+)\b", lines[head])
     gpus = [name for name in names if name.startswith("GPU")]
-    if len(gpus) > _MOST:
-        raise InputError(file, len(gpus), "is more GPUs than a host has", f"at most {_MOST} are read")
+    if len(gpus) > _MOST_GPUS:
+        raise InputError(file, len(gpus), "is more GPUs than a host has", f"at most {_MOST_GPUS} are read")
     by_name: dict[str, list[str]] = {}
     for line in lines[head + 1 :]:
         if words := line.split(maxsplit=len(names) + 1):
@@ -56,7 +56,7 @@ def read_tables(text: str, file: str) -> GpuTopology:
     lines = [line.split() for line in (table[1] if table else "").splitlines()]
     rows = {words[0]: words[1:] for words in lines if len(words) > 1 and re.fullmatch(r"GPU\d+", words[0])}
     rows = {name: cells for name, cells in rows.items() if not re.fullmatch(r"GPU\d+", cells[0])}
-    if not rows or len(rows) > _MOST:
+    if not rows or len(rows) > _MOST_GPUS:
         raise InputError(file, None, "has no table of link types", "write it with: rocm-smi --showtopo > FILE")
     numa = {int(gpu): node for gpu, node in _NUMA.findall(text)}
     links: list[tuple[str, ...]] = []

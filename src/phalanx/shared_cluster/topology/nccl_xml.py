@@ -14,7 +14,7 @@ from phalanx.spec.errors import InputError
 
 _SWITCH = "0x068000"
 """The PCI class of an NVSwitch, as the target of a link."""
-_MOST, _DEEPEST = 256, 64
+_MOST_GPUS, _DEEPEST = 256, 64
 
 
 @dataclass
@@ -48,7 +48,7 @@ def read_dump(text: str, file: str) -> GpuTopology:
     if not gpus:
         reason = "names no GPU: it is for NCCL_TOPO_FILE, and NCCL adds the GPUs when it runs"
         raise InputError(file, None, reason, "give what a run with NCCL_TOPO_DUMP_FILE=FILE writes")
-    if len(gpus) > _MOST or len(nics) > _MOST:
+    if len(gpus) > _MOST_GPUS or len(nics) > _MOST_GPUS:
         raise InputError(file, len(gpus), "is not a number of GPUs that a host has", "is it NCCL's dump of one host?")
     links = tuple(tuple("X" if a is b else _link(a, b) for b in gpus) for a in gpus)
     if any(links[i][j] != links[j][i] for i in range(len(gpus)) for j in range(i)):

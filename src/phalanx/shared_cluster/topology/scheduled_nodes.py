@@ -21,7 +21,7 @@ class ScheduledNode:
     gpus: int | None
     """None: not in the list."""
     used: int | None
-    """GPUs in use by jobs, or ALL; None: not in the list."""
+    """GPUs in use by jobs, or UNKNOWN_COUNT; None: not in the list."""
     which: frozenset[int] | None = None
     """Numbers of the GPUs in use; None: not in the list."""
     kind: str = ""
@@ -35,7 +35,7 @@ class ScheduledNode:
     @property
     def open(self) -> int | None:
         """GPUs that a job could get; None: the list does not say."""
-        if self.closed or self.used == ALL:
+        if self.closed or self.used == UNKNOWN_COUNT:
             return 0
         return None if self.gpus is None or self.used is None else max(self.gpus - self.used, 0)
 
@@ -66,10 +66,10 @@ class FreeCount:
     """The other such nodes: the list does not say how many of their GPUs are free."""
 
 
-ALL = -1
+UNKNOWN_COUNT = -1
 """`used` of a full node whose number of GPUs is not in the list."""
 REMEDY = "sinfo -N -O NodeList:30,Gres:40,GresUsed:60,StateLong has them"
-_OF_GPUS = re.compile(r"gpu|[dh]gx|(?:^|[^a-z])g?[abhlv]\d00?s?(?![a-z\d])", re.I)
+_GPU_PARTITION = re.compile(r"gpu|[dh]gx|(?:^|[^a-z])g?[abhlv]\d00?s?(?![a-z\d])", re.I)
 """The name of a partition with GPUs."""
 _UNSAID = "how many GPUs jobs have is not said"
 
@@ -83,7 +83,7 @@ def usage_lines(nodes: Sequence[ScheduledNode]) -> Iterator[str]:
         elif node.used is None:
             groups.setdefault(_UNSAID, []).append(node.name)
         elif node.used:
-            count = "all" if node.used == ALL else node.used
+            count = "all" if node.used == UNKNOWN_COUNT else node.used
             total = "" if node.gpus is None else f" of {node.gpus}"
             groups.setdefault(f"jobs have {count}{total} GPUs", []).append(node.name)
     for what, names in groups.items():
@@ -112,7 +112,7 @@ def of_partition(nodes: Sequence[ScheduledNode], partition: str | None, file: st
     if partition is None:
         unsaid = [node.partitions for node in nodes if node.gpus is None]
         if named and unsaid and not frozenset.intersection(*unsaid):
-            if of_gpus := frozenset(name for name in named if _OF_GPUS.search(name)):
+            if of_gpus := frozenset(name for name in named if _GPU_PARTITION.search(name)):
                 return [n if n.gpus is not None or n.partitions & of_gpus else _without(n) for n in nodes]
             reason = "lists nodes of several partitions, and not which of them have GPUs"
             remedy = f"name one with --partition: {', '.join(named)[:200]}; or give GRES, as {REMEDY}"

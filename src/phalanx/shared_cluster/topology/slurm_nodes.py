@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from phalanx.shared_cluster.topology.hostlist import expand, require_host_name
-from phalanx.shared_cluster.topology.scheduled_nodes import ALL, REMEDY, ScheduledNode
+from phalanx.shared_cluster.topology.scheduled_nodes import REMEDY, UNKNOWN_COUNT, ScheduledNode
 from phalanx.spec.errors import InputError
 
 _TAKES_JOBS = frozenset(
@@ -33,7 +33,7 @@ _COUNT = re.compile(r"gpu(?::[\w.-]+)?:(\d{1,4})(?![\w.-])")
 _USED = re.compile(r"gpu[^,(]*\(IDX:([\d,-]+)\)")
 _WITHOUT = re.compile(r"(?:^|[^a-z])(?:cpu|login|bigmem|highmem|himem|largemem)(?!.*gpu)", re.I)
 """Names of nodes or partitions without GPUs."""
-_MOST = 1024
+_MOST_GPUS = 1024
 """GPUs of a node."""
 _NAMES = ("NODELIST", "HOSTNAMES")
 _HEADER = re.compile(r"^(?=.*\b(NODELIST|HOSTNAMES)\b)(?=.*\b(STATE|NODES\(A/I)).*$", re.M)
@@ -56,7 +56,7 @@ def scontrol_nodes(text: str, file: str) -> list[ScheduledNode]:
 def _node(name: str, record: str) -> ScheduledNode:
     fields = {key: value for key, value in re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", record)}
     configured, allocated = fields.get("CfgTRES", ""), fields.get("AllocTRES", "")
-    gpus, which = _gpus(fields.get("Gres", "")) or _tres(configured), _which(fields.get("GresUsed", ""))
+    gpus, which = _gpus(fields.get("Gres", "")) or _tres(configured), _gpu_numbers(fields.get("GresUsed", ""))
     used = None
     if _COUNT.search(fields.get("GresUsed", "")):
         used = _gpus(fields["GresUsed"])
@@ -65,7 +65,7 @@ def _node(name: str, record: str) -> ScheduledNode:
     state, cpus = fields.get("State", "UNKNOWN"), fields.get("CPUAlloc", "0")
     by_state = _used_gpus(state)
     if cpus != "0":
-        by_state = ALL if cpus == fields.get("CPUTot") else by_state or None
+        by_state = UNKNOWN_COUNT if cpus == fields.get("CPUTot") else by_state or None
     node = _scheduled_node(name, state, by_state, gpus, used, which)
     kind, partitions = _kind(fields.get("Gres", "")), fields.get("Partitions", "")
     return replace(node, kind=kind, partitions=frozenset(partitions.split(",")) - {""})
@@ -77,7 +77,7 @@ def _scheduled_node(
     """Return a node in a state. `by_state`: its GPUs in use by the state, `used`: by the list; None: unknown. A node
     in the state of a full one is closed even if the list has free GPUs."""
     closed = _closed_reason(state)
-    if by_state == ALL and used is not None and used < (gpus or 0):
+    if by_state == UNKNOWN_COUNT and used is not None and used < (gpus or 0):
         closed = closed or f"State={state}, so that no CPU is free"
     used = by_state if used is None else used
     return ScheduledNode(name, closed, gpus, used, which if len(which) == used else None)
@@ -92,7 +92,7 @@ def sinfo_nodes(text: str, file: str) -> list[ScheduledNode]:
         used = _gpus(listed) if listed else None
         partitions = frozenset((row["PARTITION"].rstrip("*"),)) if "PARTITION" in row else frozenset()
         for name in expand(next(row[key] for key in _NAMES if key in row), file):
-            node = _scheduled_node(name, state, _used_gpus(state), gpus, used, _which(listed))
+            node = _scheduled_node(name, state, _used_gpus(state), gpus, used, _gpu_numbers(listed))
             node = nodes.get(name, replace(node, kind=_kind(row.get("GRES", ""))))
             nodes[name] = replace(node, partitions=node.partitions | partitions)
     return [replace(node, gpus=0, by_name=True) if _none_by_name(node) else node for node in nodes.values()]
@@ -121,11 +121,11 @@ def _rows(text: str, file: str) -> Iterator[dict[str, str]]:
 
 
 def _used_gpus(state: str) -> int | None:
-    """Return the GPUs in use on a node in a state: 0, ALL, or None if the state does not say."""
+    """Return the GPUs in use on a node in a state: 0, UNKNOWN_COUNT, or None if the state does not say."""
     bare = _bare(state)
     if "COMPLETING" in state.upper() and bare != "ALLOCATED":
         return None
-    return 0 if bare in ("IDLE", "PLANNED") else ALL if bare == "ALLOCATED" else None
+    return 0 if bare in ("IDLE", "PLANNED") else UNKNOWN_COUNT if bare == "ALLOCATED" else None
 
 
 def _closed_reason(state: str) -> str:
@@ -149,7 +149,7 @@ def _kind(gres: str) -> str:
     return "+".join(dict.fromkeys(re.findall(r"gpu:([A-Za-z_][\w.-]*):\d", gres)))
 
 
-def _which(gres: str) -> frozenset[int]:
+def _gpu_numbers(gres: str) -> frozenset[int]:
     """Return the numbers of the GPUs in use: 0 to 3 of gpu:h100:4(IDX:0-3)."""
     return frozenset(i for part in ",".join(_USED.findall(gres)).split(",") if part for i in _range(part))
 
@@ -162,4 +162,4 @@ def _tres(text: str) -> int:
 
 def _range(part: str) -> range:
     first, _, last = part.partition("-")
-    return range(int(first or 0), min(int(last or first or 0), _MOST) + 1)
+    return range(int(first or 0), min(int(last or first or 0), _MOST_GPUS) + 1)

@@ -14,7 +14,7 @@ from phalanx.spec.cluster.spec import ClusterSpec, Tier
 from phalanx.spec.errors import InputError
 
 
-def part_of(cluster: ClusterSpec, gpus: Sequence[int]) -> ClusterSpec:
+def subcluster(cluster: ClusterSpec, gpus: Sequence[int]) -> ClusterSpec:
     """Return the cluster of some GPUs, in the order of ranks. Raises InputError unless they fill the blocks of each
     tier that they are in equally, block by block."""
     numbers = np.array(gpus, dtype=np.int64)

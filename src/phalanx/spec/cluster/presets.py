@@ -124,7 +124,7 @@ def _is_chip(name: str, chip: str) -> bool:
     return short in (bare, f"{bare}-{memory}", f"{kind}-{memory}")
 
 
-_BY_CORES = ("v2", "v3", "v4", "v5p")
+_CORE_COUNTED = ("v2", "v3", "v4", "v5p")
 """Generations of TPUs whose slices are named by their TensorCores, two a chip (Google Cloud TPU documentation)."""
 
 
@@ -133,7 +133,7 @@ def preset(name: str, nodes: int) -> ClusterSpec:
     known = named(name)
     sliced = re.fullmatch(r"(?:tpu-?)?(v\d+[a-z]*)-(\d{1,6})", name.replace("litepod", "e"))
     if known is None and sliced and (kind := named(sliced[1])):
-        chips = int(sliced[2]) // (2 if sliced[1] in _BY_CORES else 1)
+        chips = int(sliced[2]) // (2 if sliced[1] in _CORE_COUNTED else 1)
         remedy = f"use --cluster {kind} --gpus {chips}"
         raise InputError("cluster.preset", name, f"is a slice of {chips} chips", remedy)
     counted = re.fullmatch(r"(\d{1,6})-?x-?(.+)", _plain(name))

@@ -29,7 +29,7 @@ from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import StackOptions
 
 _Amount = Annotated[int, Range(0, 10**40)]  # bytes or FLOPs of a whole step
-_Part = Annotated[float, Range(-1e24, 1e24)]  # of a sum of seconds or bytes
+_Share = Annotated[float, Range(-1e24, 1e24)]  # of a sum of seconds or bytes
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class _Predicted:
     state_bytes: _Amount = 0
     activation_bytes: _Amount = 0
     bytes_per_axis: dict[str, _Amount] | None = None
-    terms_s: dict[str, _Part] | None = None
-    memory_terms: dict[str, _Part] | None = None
+    terms_s: dict[str, _Share] | None = None
+    memory_terms: dict[str, _Share] | None = None
 
 
 def require_typed(choices: Any, prediction: Any) -> None:

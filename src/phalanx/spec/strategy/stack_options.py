@@ -165,9 +165,11 @@ AS_RELEASED = StackOptions()
 """Every option at the release's default."""
 OPTION_FIELDS = {f.name: f for f in fields(StackOptions)}
 DEFAULTS = {name: f.default for name, f in OPTION_FIELDS.items()}
+STAGE_OPTIONS = ("first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer")
+"""Options of how blocks are split over pipeline stages."""
 
 
-_OF_MEGATRON = {("dispatch", "alltoall"): "all_to_all", ("dispatch", "allgather"): "all_gather"}
+_MEGATRON_WORDS = {("dispatch", "alltoall"): "all_to_all", ("dispatch", "allgather"): "all_gather"}
 """Values of an option in Megatron's words (--moe-token-dispatcher-type)."""
 
 
@@ -183,7 +185,7 @@ def parse(line: str) -> dict[str, Any]:
             raise InputError(f"options.{name}", text, "no such option", nearest(name, OPTION_FIELDS))
         if name in table:
             raise InputError(f"options.{name}", text, "is given twice")
-        default, text = DEFAULTS[name], _OF_MEGATRON.get((name, text), text)
+        default, text = DEFAULTS[name], _MEGATRON_WORDS.get((name, text), text)
         table[name] = text if isinstance(default, str) else _number(name, text, default)
     return table
 

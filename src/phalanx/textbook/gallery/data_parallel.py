@@ -42,7 +42,7 @@ from phalanx.spec.model.spec import ModelSpec, Parameter
 from phalanx.spec.strategy.compressors import PLACE_BYTES, Codes, Compression, Summed
 from phalanx.spec.strategy.spec import Strategy
 
-_ANY = ""
+_SHARED_UNIT = ""
 """Name for parameters that several units share, such as a tied embedding: the next pass waits for them."""
 
 
@@ -67,7 +67,7 @@ def with_times(events: Sequence[Event], seconds: Callable[[Event], float]) -> li
     for event in events:
         took = seconds(event)
         if event.kind == "compute":
-            arrived = max(gathered.pop(event.unit, 0.0), gathered.pop(_ANY, 0.0))
+            arrived = max(gathered.pop(event.unit, 0.0), gathered.pop(_SHARED_UNIT, 0.0))
             start = max(compute, arrived, link if event.phase == "opt" else 0.0)
             compute = start + took
             result.append(Timed(event, start, compute))
@@ -76,7 +76,7 @@ def with_times(events: Sequence[Event], seconds: Callable[[Event], float]) -> li
         link = start + took
         result.append(Timed(event, start, link))
         if event.op == "all_gather":
-            gathered[event.unit if event.unit in units else _ANY] = link
+            gathered[event.unit if event.unit in units else _SHARED_UNIT] = link
         elif event.phase == "opt":
             compute = link
     return result
@@ -129,7 +129,7 @@ def data_parallel_step(
     heads = [f"{what}; waits {wait * 1e3:.3g} ms" for (_, what), wait in zip(ways, waits, strict=True)]
     panels = [_timeline(step, head, end) for step, head in zip(steps, heads, strict=True)]
     return Picture(
-        f"A data-parallel step: {_of(model)} on {gpus} GPUs of {cluster}, one sequence of {seq:,} tokens each",
+        f"A data-parallel step: {_blocks_of(model)} on {gpus} GPUs of {cluster}, one sequence of {seq:,} tokens each",
         tuple(panels),
         _source(f"dp={gpus},zero=0"),
         f"Buckets hide {(1 - waits[0] / waits[1]):.0%} of what one bucket exposes: all of them but the last travel "
@@ -155,7 +155,7 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
         height=160,
     )
     return Picture(
-        f"FSDP gathers and frees: {_of(model)} on {gpus} GPUs of {cluster}, {seq:,} tokens each",
+        f"FSDP gathers and frees: {_blocks_of(model)} on {gpus} GPUs of {cluster}, {seq:,} tokens each",
         (_timeline(step, f"one step, {line}; waits {exposed_seconds(step) * 1e3:.3g} ms"), curve),
         _source(line),
         "Each unit is gathered twice, for the forward and for the backward pass, and its gradients leave as a "
@@ -173,7 +173,7 @@ def prefetch(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16
         for n, (step, end, wait) in enumerate(zip(steps, ends, waits, strict=True))
     ]
     return Picture(
-        f"Prefetching: {_of(model)}, ZeRO-3 on {gpus} GPUs of {cluster}, {seq:,} tokens each",
+        f"Prefetching: {_blocks_of(model)}, ZeRO-3 on {gpus} GPUs of {cluster}, {seq:,} tokens each",
         tuple(panels),
         _source(f"dp={gpus},zero=3,prefetch=0|1"),
         f"With a gather issued one unit ahead, {1 - waits[1] / waits[0]:.0%} of the waiting goes; the price is a "
@@ -221,7 +221,7 @@ def _strategy(line: str) -> Strategy:
     return s
 
 
-def _of(model: str) -> str:
+def _blocks_of(model: str) -> str:
     return f"{_BLOCKS} blocks of {model}"
 
 

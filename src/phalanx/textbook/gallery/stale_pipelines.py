@@ -20,7 +20,7 @@ Values = npt.NDArray[np.float64]
 
 _TARGETS = np.linspace(0.5, 1.5, 5)
 """Targets of the products; all weights begin at 1."""
-_MOST = 16
+_MOST_STAGES = 16
 """The most stages: with more, the curve only oscillates."""
 
 
@@ -66,8 +66,8 @@ def largest_rate(stages: int, flush: bool) -> float:
 
 def staleness(ranks: int = 8) -> Picture:
     """Draw the loss of a pipeline without a flush and of one process, and the largest learning rate of each."""
-    if not 2 <= ranks <= _MOST:
-        raise InputError("ranks", ranks, "cannot be drawn", f"use 2 to {_MOST}")
+    if not 2 <= ranks <= _MOST_STAGES:
+        raise InputError("ranks", ranks, "cannot be drawn", f"use 2 to {_MOST_STAGES}")
     rate = float(f"{largest_rate(ranks, flush=False) / 2:.1g}")
     steps = 10 * ranks
     ways = (
@@ -79,7 +79,7 @@ def staleness(ranks: int = 8) -> Picture:
         Series(name, list(enumerate(losses(ranks, steps, rate, _TARGETS, stash, flush))), colour=i)
         for i, (name, stash, flush) in enumerate(ways)
     ]
-    stages = range(2, _MOST + 1)
+    stages = range(2, _MOST_STAGES + 1)
     limits = [
         Series(name, [(p, largest_rate(p, flush)) for p in stages], colour=i)
         for i, (name, flush) in enumerate((("with a flush", True), ("no flush", False)))

@@ -26,7 +26,7 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _TYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 _BLOCK = 2**22  # bytes
-_SEEN = 2**20  # ids from which a file's type is inferred
+_SAMPLED_IDS = 2**20  # ids from which a file's type is inferred
 
 
 def from_flat(
@@ -97,7 +97,7 @@ def _type_of(path: Path, train: Train, vocab: int) -> str:
     if vocab > 2**16:
         return "uint32"
     with _reading(path), path.open("rb") as file:
-        halves = np.frombuffer(file.read(4 * _SEEN), dtype=np.uint8)
+        halves = np.frombuffer(file.read(4 * _SAMPLED_IDS), dtype=np.uint8)
     halves = halves[: len(halves) // 4 * 4].view("<u2")
     return "uint32" if len(halves) > 2 and not halves[1::2].any() and halves.any() else "uint16"
 

@@ -21,7 +21,7 @@ from phalanx.spec.files.plan import write_json
 Ids = npt.NDArray[np.integer]
 HELD_OUT = 0.05  # the last share of the tokens, for validation
 VERSION = 1  # of the cached form
-_AT_ONCE = 2**22  # ids, or bytes
+_SLICE_IDS = 2**22  # ids, or bytes
 _SETTLED_S = 2.0
 
 
@@ -176,7 +176,7 @@ def _digest_of(file: Path, folder: Path) -> str:
 
 def _blocks(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
-        while block := opened.read(_AT_ONCE):
+        while block := opened.read(_SLICE_IDS):
             yield block
 
 
@@ -198,8 +198,8 @@ def survey(
     # Count ids, check their range, and find boundaries, piece by piece.
     for part in parts:
         tokens = part.open()
-        for low in range(0, part.count, _AT_ONCE):
-            ids = np.asarray(tokens[low : low + _AT_ONCE])
+        for low in range(0, part.count, _SLICE_IDS):
+            ids = np.asarray(tokens[low : low + _SLICE_IDS])
             least, most = int(ids.min()), int(ids.max())
             if least < 0 or most >= vocab:
                 raise InputError(

@@ -71,9 +71,9 @@ _SUBLAYERS: dict[type, Callable[..., Sublayer]] = {
     ShortConvSizes: short_conv,
 }
 """The function (hidden, sizes, norm, after) that makes a sublayer of mechanisms with sizes of their own."""
-OWN = ("attention", "mlp", "experts")
+OWN_SUBLAYERS = ("attention", "mlp", "experts")
 """Sublayers that a pattern names and the model's own fields describe. With `latent`, `attention` is latent."""
-JOINED, BESIDE, NORMED = "+", "&", ":"
+JOINED, PARALLEL, NORMED = "+", "&", ":"
 """Marks of a pattern. Between sublayers of a block, `+`: one after the other; `&`: both read one normed input. After
 a sublayer, `:` and the place of its norms, if that is not the model's."""
 _NORMS = ("before", "after", "both")
@@ -128,7 +128,7 @@ def pattern_of(spec: ModelSpec) -> tuple[str, ...]:
 
 def words_of(block: str) -> list[str]:
     """Return the words of one block of a pattern."""
-    return [word.partition(NORMED)[0] for word in block.replace(BESIDE, JOINED).split(JOINED)]
+    return [word.partition(NORMED)[0] for word in block.replace(PARALLEL, JOINED).split(JOINED)]
 
 
 def require_pattern(spec: ModelSpec) -> None:
@@ -136,9 +136,13 @@ def require_pattern(spec: ModelSpec) -> None:
     of its mixers among them. Raises InputError."""
     mixers = [m.name for m in spec.mixers]
     for i, name in enumerate(mixers):
-        if name in OWN or name in mixers[:i] or len(words_of(name)) > 1 or not name.strip():
+        if name in OWN_SUBLAYERS or name in mixers[:i] or len(words_of(name)) > 1 or not name.strip():
             reason = (
-                "is the model's own" if name in OWN else "is used twice" if name in mixers[:i] else "is not a word"
+                "is the model's own"
+                if name in OWN_SUBLAYERS
+                else "is used twice"
+                if name in mixers[:i]
+                else "is not a word"
             )
             raise InputError(f"model.mixers.{i}.name", name, reason, "give each mixer a name of its own")
     if spec.pattern is None:
@@ -151,13 +155,13 @@ def require_pattern(spec: ModelSpec) -> None:
         reason = f"has {len(spec.pattern)} blocks, more than layers = {spec.layers}"
         raise InputError("model.pattern", None, reason, "a shorter one repeats; a longer one is a mistake")
     for i, words in enumerate(spec.pattern):
-        for word in words.replace(BESIDE, JOINED).split(JOINED):
+        for word in words.replace(PARALLEL, JOINED).split(JOINED):
             _, colon, norms = word.partition(NORMED)
             if colon and norms not in _NORMS:
                 raise InputError(f"model.pattern.{i}", word, "says no place of norms", nearest(norms, _NORMS))
     if spec.latent is None and any(isinstance(m, EarlierIndexSizes) for m in spec.mixers):
         raise InputError("model.latent", None, "is missing: the pattern has layers that read an earlier index")
-    known = [*OWN, *mixers]
+    known = [*OWN_SUBLAYERS, *mixers]
     for i, words in enumerate(spec.pattern):
         for word in words_of(words):
             if word not in known:
@@ -180,7 +184,7 @@ def _block(spec: ModelSpec, words: str, window: int | None) -> Block:
         window = spec.window
     sublayers: list[Sublayer] = []
     for i, part in enumerate(words.split(JOINED), start=1):
-        first, *others = part.split(BESIDE)
+        first, *others = part.split(PARALLEL)
         sublayers.append(_sublayer(spec, first, i, window))
         sublayers += (replace(_sublayer(spec, word, i, window), norm=None) for word in others)
     mixing = tuple(w for s in sublayers for w in _mixing(spec, s.name)) if spec.streams > 1 else ()

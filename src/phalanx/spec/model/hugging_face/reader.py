@@ -42,7 +42,7 @@ def read(row: FamilyRow, c: Config) -> Fields:
     _require_known(row, c)
     read: Fields = dict(row.fixed)
     for name, part in row.keys.items():
-        _take(read, name, _of(part, c, read))
+        _take(read, name, _value(part, c, read))
     if "layers" in read:
         read["layers"] = require_layers(read["layers"])
     if read.get("position") == "rotary":
@@ -64,11 +64,11 @@ def _take(read: Fields, name: str, value: Any) -> None:
         read[name] = value
 
 
-def _of(part: Any, c: Config, read: Fields, **more: Any) -> Any:
+def _value(part: Any, c: Config, read: Fields, **more: Any) -> Any:
     """Return the value of an expression, or the entry that an expression chooses from a table. Raises InputError for
     a key that is missing and for a choice that the table lacks."""
     if isinstance(part, Mapping):
-        chosen = _of(part["of"], c, read, **more)
+        chosen = _value(part["of"], c, read, **more)
         if chosen not in part:
             usable = " or ".join(key for key in part if key != "of")
             key = min(names(part["of"]))
@@ -98,7 +98,7 @@ def _table(part: Mapping[str, Any], c: Config, read: Fields) -> Fields | None:
             inside[name] = value
         elif name != "if":
             nested = isinstance(value, Mapping) and "of" not in value
-            inner = _table(value, c, read) if nested else _of(value, c, read)
+            inner = _table(value, c, read) if nested else _value(value, c, read)
             if inner is not None:
                 inside[name] = inner
     return inside
@@ -158,7 +158,7 @@ def _words(row: FamilyRow, c: Config, read: Fields, i: int) -> str:
     """Return the sublayers of layer `i`."""
     sublayers = []
     for part in row.layer:
-        word = _of(part, c, read, i=i)
+        word = _value(part, c, read, i=i)
         own = _sublayers(str(word)) <= {"attention", WINDOWED, "mlp", "experts", "", *row.mixers}
         known = row.words.get(word, word if own else None)
         if known is None:

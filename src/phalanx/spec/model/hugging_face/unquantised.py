@@ -18,11 +18,11 @@ from phalanx.spec.model.hugging_face.reading import Config
 
 _LISTS = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _NUMBERED = re.compile(r"(.*\.(?:layers|h|blocks))\.(\d+)\.(.*)")
-_MOST = 2000
+_MOST_MODULES = 2000
 _GAPS = {r"\d+": "*", r"[0-9]+": "*", r"\d": "?", ".*": "*", ".+": "?*", r"\.": ".", "[.]": "."}
 """Parts of regular expressions, longest first where one begins another, and the equal wildcards. A point alone stays
 a point, as in names."""
-_PART = re.compile("|".join(map(re.escape, _GAPS)))
+_GAP_PATTERN = re.compile("|".join(map(re.escape, _GAPS)))
 _ALTERNATIVES = re.compile(r"\((?:\?:)?([^()]*)\)")
 
 
@@ -44,8 +44,8 @@ def unquantised(c: Config, layers: int) -> list[str]:
     wildcards = [glob for word in _merged(words, layers) for glob in _wildcards(c, word)]
     if targets and "Linear" not in targets:
         wildcards += [f"!{glob}" for word in targets for glob in _wildcards(c, word)]
-    if len(wildcards) > _MOST:
-        raise c.wrong(f"quantization_config lists more than {_MOST:,} modules")
+    if len(wildcards) > _MOST_MODULES:
+        raise c.wrong(f"quantization_config lists more than {_MOST_MODULES:,} modules")
     return wildcards
 
 
@@ -67,7 +67,7 @@ def _wildcards(c: Config, word: str) -> Iterator[str]:
     expression = word.removeprefix("re:")
     spelt = _spelt(expression.removeprefix("^").removesuffix("$"))
     if word != expression:
-        repeated = re.search("[*+?{]", _PART.sub("", expression.replace("(?:", "(")))
+        repeated = re.search("[*+?{]", _GAP_PATTERN.sub("", expression.replace("(?:", "(")))
         if repeated or not spelt or not all(re.fullmatch(r"(?:[\w.*?/-]|\[[\w-]+\])*", name) for name in spelt):
             raise c.wrong(f"quantization_config has an expression that is not read: {word[:100]}")
     for name in spelt or [re.sub(r"([*?[])", r"[\1]", word)]:
@@ -80,7 +80,7 @@ def _wildcards(c: Config, word: str) -> Iterator[str]:
 
 def _spelt(expression: str) -> list[str]:
     """Return a regular expression as wildcards, one for each of its alternatives; [] if there are over 64."""
-    spelt = [_PART.sub(lambda part: _GAPS[part[0]], expression)]
+    spelt = [_GAP_PATTERN.sub(lambda part: _GAPS[part[0]], expression)]
     while any(_ALTERNATIVES.search(each) for each in spelt):
         spelt = [
             f"{each[: match.start()]}{alternative}{each[match.end() :]}"
