@@ -9,6 +9,7 @@ What cannot be honoured is refused.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from phalanx.frameworks.caveats import (
     UNMEASURED,
     UNTIMED,
     UNTIMED_ADAPTERS,
+    Caveat,
     unadapted,
 )
 from phalanx.frameworks.registry import DOCUMENTED, STACKS, facts, row_of
@@ -41,12 +43,14 @@ from phalanx.planning.explain.exact import subject_of_plan
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.planning.search.limits import conditions
 from phalanx.schedule.pipeline.stages import check
+from phalanx.spec.cluster.spec import Device
 from phalanx.spec.errors import InputError
 from phalanx.spec.files import plan as plans
 from phalanx.spec.files.job_file import build
 from phalanx.spec.files.plan import Plan
 from phalanx.spec.model.spec import ModelSpec
 from phalanx.spec.number_formats import PRECISIONS
+from phalanx.spec.strategy.spec import Strategy
 from phalanx.spec.strategy.stack_options import AS_RELEASED, OPTION_FIELDS, StackOptions
 from phalanx.spec.strategy.stack_options import parse as parse_options
 from phalanx.validate.intervals import has_runs
@@ -119,23 +123,7 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         check(strategy, model, pricing.job, None)
     named = " ".join((str(query.model), *query.changes))
     about = f"{model.family} of {model.parameter_count:,}" if spec is model else named
-    caveats = configured.caveats
-    if model.experts is not None and options.routing == "auto" and strategy is not None and strategy.ep > 1:
-        caveats = (*caveats, BALANCED)
-    if model.experts is not None and options.lora and options.lora_targets == "linear" and strategy is not None:
-        caveats = (*caveats, unadapted(model, options.lora, strategy))
-    if model.experts is not None and options.lora and options.lora_targets == "experts":
-        caveats = (*caveats, UNTIMED_ADAPTERS)
-    if options.lora and options.dora != "none" and strategy is not None:
-        caveats = (*caveats, MAGNITUDES)
-    if strategy is not None and stack == OWN_STACK and PRECISIONS[precision].narrow:
-        caveats = (*caveats, COMPILED)
-    if strategy is not None and not has_runs(on(gpus).device.name):
-        caveats = (*caveats, UNMEASURED)
-    if strategy is not None and any(facts(model)[name] for name in ("compressed", "streams", "selective")):
-        caveats = (*caveats, UNTIMED)
-    if on(gpus).device.is_tpu and stack in STACKS and STACKS[stack].framework not in ("maxtext", "pax", "generic"):
-        caveats = (*caveats, FITTED_ON_GPUS)
+    assumed = _caveats(model, options, strategy, stack, precision, on(gpus).device)
     return Question(
         about,
         pricing_on,
@@ -145,12 +133,36 @@ def resolve(query: Query, configured: Configured, searched: bool = False, any_st
         stack,
         precision,
         (*configured.notes, *notes),
-        caveats=caveats,
+        caveats=(*configured.caveats, *assumed),
         training=configured.training,
         void_zero=configured.void_zero,
         void_sp=configured.void_sp,
         followed=configured.followed,
     )
+
+
+def _caveats(
+    model: ModelSpec, options: StackOptions, strategy: Strategy | None, stack: str, precision: str, device: Device
+) -> Iterator[Caveat]:
+    """Yield what the price of a question assumes or leaves out; of a `strategy`, None while it is searched."""
+    experts = model.experts is not None
+    if experts and options.routing == "auto" and strategy is not None and strategy.ep > 1:
+        yield BALANCED
+    if experts and options.lora and options.lora_targets == "linear" and strategy is not None:
+        yield unadapted(model, options.lora, strategy)
+    if experts and options.lora and options.lora_targets == "experts":
+        yield UNTIMED_ADAPTERS
+    if strategy is not None:
+        if options.lora and options.dora != "none":
+            yield MAGNITUDES
+        if stack == OWN_STACK and PRECISIONS[precision].narrow:
+            yield COMPILED
+        if not has_runs(device.name):
+            yield UNMEASURED
+        if any(facts(model)[name] for name in ("compressed", "streams", "selective")):
+            yield UNTIMED
+    if device.is_tpu and stack in STACKS and STACKS[stack].framework not in ("maxtext", "pax", "generic"):
+        yield FITTED_ON_GPUS
 
 
 def _of_plan(query: Query, path: Path, notes: tuple[str, ...]) -> Question:

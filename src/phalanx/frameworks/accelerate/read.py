@@ -2,8 +2,11 @@
 utils/dataclasses.py, parallelism_config.py)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from phalanx.frameworks.accelerate import read_axolotl
+from phalanx.frameworks.accelerate.read_axolotl import EngineTable
 from phalanx.frameworks.configuration import (
     ALL_BLOCKS,
     Config,
@@ -17,10 +20,7 @@ from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.trainer_tuning import (
     ATTENTION,
-    adapter_options,
     loss_options,
-    optimizer_options,
-    preference_options,
 )
 from phalanx.frameworks.values import count, divided, product, truth, zero_level
 
@@ -30,21 +30,6 @@ _STRATEGIES = {
 }  # fmt: skip
 _HYBRID = ("4", "5", "HYBRID_SHARD")
 _TYPES = {"no": "fp32", "fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "False": "fp32"}
-
-
-_AXES = {
-    "dp_replicate": ("dp_replicate_size",),
-    "dp_shard": ("dp_shard_size",),
-    "tp": ("tensor_parallel_size",),
-    "cp": ("context_parallel_size", "sequence_parallel_degree"),
-}
-"""axolotl's names of a ParallelismConfig's sizes (src/axolotl/utils/distributed.py, _get_parallel_config_kwargs), and
-that of context parallelism before 0.12."""
-_LOADED = "the model is loaded in bfloat16, and gradients and the optimizer's state are of it"
-"""axolotl, src/axolotl/utils/config/__init__.py:191 (cfg.torch_dtype), loaders/model.py:611. Under FSDP and DeepSpeed
-the optimizer's weights are of 32 bits, and so are adapters."""
-_OFFLOADED = ("unsloth", "offload", "offload_disk")
-"""Recomputation from inputs that are kept on the host (axolotl, src/axolotl/utils/schemas/config.py)."""
 
 
 def arguments_job(keys: Keys, at: str) -> dict[str, Any]:
@@ -162,9 +147,24 @@ def _sizes(keys: Keys, axolotl: bool) -> dict[str, int | None]:
     result = {}
     for name, axis in axes.items():
         at = "parallelism_config"
-        paths = (f"{at}.{at}_{name}_size", f"{at}.{name}_size", *(_AXES.get(name, ()) if axolotl else ()))
+        paths = (f"{at}.{at}_{name}_size", f"{at}.{name}_size", *(read_axolotl.AXES.get(name, ()) if axolotl else ()))
         result[name] = keys.count(paths, f"strategy.{axis}", None if name == "dp_shard" else 1)
     return result
+
+
+def _sharded(kind: str, keys: Keys, engine: Keys, config: Config, axolotl: bool) -> EngineTable:
+    """Return the engine that shards the state, and what its table states. `kind`: distributed_type."""
+    plain = kind in ("NO", "FALSE", "MULTI_GPU", "MULTI_CPU", "TPU", "XLA")
+    if kind == "DEEPSPEED" or (axolotl and config.get("deepspeed")):
+        zero, offload, micro, steps = _by_deepspeed(keys, engine, axolotl)
+        alone = kind == "DEEPSPEED" and zero is not None
+        return EngineTable("deepspeed", zero, offload, micro_batch=micro, accumulation=steps, replicas_only=alone)
+    if kind == "FSDP" or (not plain and bool(config.get("fsdp_config") or config.get("fsdp"))):
+        zero, offload, recompute = sharding(keys)
+        units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "") | checkpointed_to_host(keys)
+        keys.take("fsdp", "stack")
+        return EngineTable("fsdp", zero, offload, recompute, units=units, replicas_only=True)
+    return EngineTable("", 0 if plain else None, replicas_only=kind in ("MULTI_GPU", "NO"))
 
 
 def _by_deepspeed(
@@ -203,6 +203,28 @@ def _context(keys: Keys, config: Config, axolotl: bool, cp: int | None) -> dict[
     return {"context": "all_gather"} if gathered else {}
 
 
+def _number_type(keys: Keys, engine: Keys, config: Config) -> tuple[str | None, str | None]:
+    """Return the type of products; and the one where none is stated, None where a DeepSpeed file that was not given
+    may state it."""
+    elsewhere = {"deepspeed_config.deepspeed_config_file", "deepspeed"} & keys.understood.keys()
+    unstated = None if elsewhere or isinstance(config.get("deepspeed"), str) else "fp32"
+    named = keys.take(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
+    return _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None, unstated
+
+
+def _engine_options(s: EngineTable, engine: Keys) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Return (options, fields of Strategy, job) of DeepSpeed's file, or of accelerate's table where it names none."""
+    if engine.config:
+        return deepspeed.engine_settings(engine)
+    if s.engine != "deepspeed":
+        return {}, {}, {}
+    options: dict[str, Any] = {}
+    if s.offload:
+        options |= {"optimizer_offload": 1.0} if s.offload["optimizer"] != "none" else {}
+        options |= {"parameter_offload": True} if s.offload["param"] != "none" else {}
+    return options | deepspeed.bucket_buffers(Keys({}), s.zero), {}, {}
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read accelerate's file, or axolotl's, with DeepSpeed's where it names one."""
     given, tables = config.get("training_arguments"), config.get("deepspeed_json")
@@ -210,125 +232,76 @@ def read(config: Config, world: int | None = None) -> Configuration:
     keys = Keys(Partial(own) if isinstance(config, Partial) else own)
     engine = Keys(tables if isinstance(tables, dict) else {})
     part = Keys(given if isinstance(given, dict) else {})
-    how = str(keys.take("distributed_type", "stack", "")).upper()
+    axolotl = read_axolotl.is_axolotl(config)
+    kind = str(keys.take("distributed_type", "stack", "")).upper()
     processes = keys.count("num_processes", "world")
     world = world or processes
-    axolotl = "base_model" in config or "micro_batch_size" in config
-    sizes = _sizes(keys, axolotl)
-    mesh = "parallelism_config" in config or (axolotl and any(n in config for names in _AXES.values() for n in names))
-    tp, cp = (sizes["tp"], product(sizes["cp"], sizes["sp"])) if mesh else (None, None)
 
-    # What shards the state.
-    zero: int | None = None
-    offload: dict[str, str | None] | None = None
-    recompute: str | None = None
-    units: dict[str, Any] = {}
-    micro = steps = None
-    stack = "accelerate"
-    plain = how in ("NO", "FALSE", "MULTI_GPU", "MULTI_CPU", "TPU", "XLA")
-    fsdp = how == "FSDP" or (not plain and bool(config.get("fsdp_config") or config.get("fsdp")))
-    if how == "DEEPSPEED" or (axolotl and config.get("deepspeed")):
-        stack = "deepspeed"
-        zero, offload, micro, steps = _by_deepspeed(keys, engine, axolotl)
-    elif fsdp:
-        zero, offload, recompute = sharding(keys)
-        units = wrapping(keys, by_default="TRANSFORMER_BASED_WRAP" if axolotl else "") | checkpointed_to_host(keys)
-        keys.take("fsdp", "stack")
-    elif plain:
-        zero = 0
-    own_deepspeed = how == "DEEPSPEED" and zero is not None
-    if not mesh and not axolotl and (fsdp or own_deepspeed or how in ("MULTI_GPU", "NO")):
+    # Axes, and what shards the state.
+    sizes = _sizes(keys, axolotl)
+    mesh = "parallelism_config" in config or (axolotl and read_axolotl.has_mesh(config))
+    tp, cp = (sizes["tp"], product(sizes["cp"], sizes["sp"])) if mesh else (None, None)
+    s = _sharded(kind, keys, engine, config, axolotl)
+    if not mesh and not axolotl and s.replicas_only:
         tp = cp = 1  # only a parallelism_config has other axes
+    replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
+    shard = sizes["dp_shard"] if mesh else None
+    if shard is None and s.engine == "fsdp" and within_node(keys):
+        nodes = keys.count("num_machines", "strategy.shard") or 1
+        shard = divided(world, nodes) if nodes > 1 else None
 
     # Number types. A DeepSpeed file that was not given may state them.
-    elsewhere = {"deepspeed_config.deepspeed_config_file", "deepspeed"} & keys.understood.keys()
-    unstated = None if elsewhere or isinstance(config.get("deepspeed"), str) else "fp32"
-    named = keys.take(("mixed_precision", "env.ACCELERATE_MIXED_PRECISION"), "job.precision")
-    type_ = _TYPES.get(str(named).lower() if named is not False else "no") if named is not None else None
+    type_, unstated = _number_type(keys, engine, config)
     if axolotl:
-        micro = keys.count("micro_batch_size", "strategy.micro_batch") or micro
-        steps = keys.count("gradient_accumulation_steps", "accumulation") or steps
-        bf16, fp16 = keys.take("bf16", "job.precision"), keys.take("fp16", "job.precision")
-        bf16 = bf16 is None or bf16 == "auto" or truth(bf16)  # of GPUs that have it
-        rounded = keys.truth("tf32", "job.precision")
-        type_ = "fp16" if truth(fp16) else "bf16" if bf16 else type_ or ("tf32" if rounded else None)
+        s, type_ = read_axolotl.trained_as(keys, s, type_)
         unstated = "fp32"
-        word = keys.take("gradient_checkpointing", "strategy.recompute")
-        again = True if word in _OFFLOADED else truth(word)
-        recompute = "full" if again else recompute or ("none" if again is False else None)
     half = deepspeed.precision(engine) if engine.config else None
     type_ = half if half in ("bf16", "fp16") and type_ is None else type_
 
     # Options of the engine, of a Trainer's arguments, of context parallelism.
     job: dict[str, Any] = {"compute": None if isinstance(config, Partial) else unstated}
-    fields: dict[str, Any] = {}
-    options: dict[str, Any] = units | attention(keys)
-    if stack == "deepspeed" and offload and not engine.config:
-        options |= {"optimizer_offload": 1.0} if offload["optimizer"] != "none" else {}
-        options |= {"parameter_offload": True} if offload["param"] != "none" else {}
-    if stack == "deepspeed" and not engine.config:
-        options |= deepspeed.bucket_buffers(Keys({}), zero)
-    if engine.config:
-        beyond, fields, stated = deepspeed.engine_settings(engine)
-        options, job = options | beyond, job | stated
+    beyond, fields, stated = _engine_options(s, engine)
+    options, job = s.units | attention(keys) | beyond, job | stated
     if part.config:
         micro, steps, stated, more = _trainer(part)
+        s = replace(s, micro_batch=micro, accumulation=steps)
         job, options = job | stated, options | more | attention(part) | loss_options(part, "", plain=True)[0]
         if part.truth("gradient_checkpointing", "strategy.recompute"):
-            recompute = "full"
+            s = replace(s, recompute="full")
     if type_ not in (None, "fp32"):
         job["compute"] = type_
-    if fsdp and zero:
-        options |= reduction(type_)
-    options |= on_host(offload) if fsdp else {}
+    if s.engine == "fsdp":
+        options |= (reduction(type_) if s.zero else {}) | on_host(s.offload)
     options |= _context(keys, config, axolotl, cp)
-    replicas = divided(world, product(tp or 1, cp or 1)) if tp is not None and not axolotl else None
-    shard = sizes["dp_shard"] if mesh else None
-    if shard is None and fsdp and within_node(keys) and (keys.count("num_machines", "strategy.shard") or 1) > 1:
-        shard = divided(world, keys.count("num_machines", "strategy.shard"))
-    trained, unpriced = adapter_options(keys) if axolotl else ({}, "")
-    scored, sequences, preferred = preference_options(keys, "", bool(trained)) if axolotl else ({}, 1, ())
-    notes, micro = preferred, product(micro, sequences)
-    drawn = axolotl and keys.truth("random_init", "job.precision")  # in 32 bits
-    loaded = axolotl and type_ == "bf16" and not drawn
-    if loaded and stack == "accelerate" and not (fsdp or trained):
-        job["types"] = dict.fromkeys(("reduce", "accumulate", "master"), "bfloat16")
-        preferred = (*preferred, _LOADED)
-        notes = preferred
+    tuning = read_axolotl.tuning(keys, engine, s, type_) if axolotl else read_axolotl.UNTUNED
+    micro = product(s.micro_batch, tuning.sequences)
     layout = StatedLayout(
         world=world,
         dp=replicas,
         tp=tp,
         cp=cp,
-        zero=zero,
+        zero=s.zero,
         shard=shard,
         micro_batch=micro,
-        accumulation=steps,
-        global_batch=product(micro, steps, replicas),
+        accumulation=s.accumulation,
+        global_batch=product(micro, s.accumulation, replicas),
         seq=keys.count("sequence_len", "job.seq"),
         precision=type_,
-        recompute=recompute,
-        offload=offload,
+        recompute=s.recompute,
+        offload=s.offload,
     )
-    name = str(keys.take("base_model", "model", "") or "")
-    if axolotl and "optimizer" not in engine.config:
-        update, assumed = optimizer_options(keys, "optimizer", bool(trained))
-        options |= update
-        notes = (*preferred, *assumed)
-    parts, unfused = loss_options(keys, "", plain=not scored and sequences == 1) if axolotl else ({}, ())
-    options |= trained | scored | parts
-    notes = (*notes, *unfused)
+    stack = "deepspeed" if s.engine == "deepspeed" else "accelerate"
     c = keys.configuration(
         "accelerate",
         stack,
         layout,
         key_table("accelerate"),
-        model_name=name,
-        unpriced=unpriced,
-        options=options,
+        model_name=str(keys.take("base_model", "model", "") or ""),
+        unpriced=tuning.unpriced,
+        options=options | tuning.options,
         fields=fields,
-        job=job,
-        notes=notes,
+        job=job | tuning.job,
+        notes=tuning.notes,
     )
     for file, table, kind in ((part, "training_arguments", "hugging_face"), (engine, "deepspeed_json", "deepspeed")):
         if file.config:

@@ -1,13 +1,12 @@
 """Megatron-LM's arguments, as a command line, a script or YAML (megatron/training/arguments.py: `validate_args`)."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from phalanx.frameworks.configuration import Config, Configuration, Keys, StatedLayout, with_file_keys
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.keys import key_table
-from phalanx.frameworks.megatron import patterns, read_deepspeed, read_layout, read_slime
+from phalanx.frameworks.megatron import patterns, read_batch, read_deepspeed, read_layout
 from phalanx.frameworks.megatron import read_model as shaped
 from phalanx.frameworks.megatron import read_options as beyond
 from phalanx.frameworks.trainer_tuning import adapter_options, preference_options
@@ -56,42 +55,15 @@ def read(config: Config, world: int | None = None) -> Configuration:
     def flag(name: str, meaning: str, default: Any = None) -> Any:
         return keys.take(f"{at}{name}", meaning, default)
 
-    def degree(name: str, meaning: str) -> int | None:
-        value = flag(name, meaning, 1)
-        return None if value is None else count(value)
-
     world = world or (_world(keys, flag) if at else None)
     if "world_size" in args:
         _derived(flag, args)
-    actor = read_slime.actor(flag, args)
-    world = world or (actor.world if actor else None)
-
-    # Degrees, and the batch that they leave to each replica.
-    earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
-    tp = earliest or degree("tensor_model_parallel_size", "strategy.tp")
-    pp = degree("pipeline_model_parallel_size", "strategy.pp")
-    heads = count(flag("ds_sequence_parallel_size", "strategy.cp"))  # Ulysses
-    cp = heads or degree("context_parallel_size", "strategy.cp")
-    ep = degree("expert_model_parallel_size", "strategy.ep")
-    if pp == 1:
-        flag("no_pipeline_parallel", "strategy.pp")
-    dp = divided(world, product(tp, pp, cp))
-    micro = count(flag("batch_size" if earliest else "micro_batch_size", "strategy.micro_batch"))
-    whole = count(flag("global_batch_size", "job.global_batch"))
     trained, unpriced = _adapters(keys, at, args) if flag("finetuning_type", "options.lora") else ({}, "")
     # ms-swift's, whose reference passes run whatever the loss is (swift/megatron/trainers/dpo_trainer.py:84).
     scored, sequences, preferred = preference_options(keys, at, bool(trained), skips=())
-    micro, whole = product(micro, sequences), product(whole, sequences)
-    seq = count(flag("seq_length", "job.seq")) or count(flag("encoder_seq_length", "job.seq"))
-    if actor is not None:
-        actor = replace(actor, whole=whole or actor.whole)
-        whole, seq = actor.whole, actor.seq
-        micro, filled = actor.micro(micro, cp, dp)
-        preferred = (*preferred, *actor.notes, *filled)
-    # Written, but without a number: a variable of the shell, or a schedule of batches.
-    later = whole is None and any(
-        flag(name, "job.global_batch") is not None for name in ("global_batch_size", "step_batch_size_schedule")
-    )
+    b = read_batch.batch(flag, args, world, sequences)
+    tp, pp, cp, dp = b.tp, b.pp, b.cp, b.dp
+    preferred = (*preferred, *b.notes)
 
     # Blocks, and how the pipeline spreads them.
     layers = count(flag("num_layers", "model.num_hidden_layers"))
@@ -99,7 +71,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     layers = layers if hybrid is None else len(hybrid.symbols)
     experts = count(flag("num_experts", "model.experts"))
     extra = beyond.options(flag, experts is not None, cp)
-    if experts is None and (ep or 1) > 1:
+    if experts is None and (b.ep or 1) > 1:
         extra |= beyond.stated_dispatch(flag)
     ends = sum(bool(extra.get(f"{n}_as_layer")) for n in ("embedding", "loss"))
     virtual, blocks = read_layout.chunks(flag, pp, None if layers is None else layers + ends, hybrid)
@@ -112,10 +84,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stage = flag("zero_stage", "strategy.zero")
     engine: Configuration | None = None
     if by_deepspeed := truth(flag("deepspeed", "stack")):
-        zero = zero_level(stage)
-        if isinstance(file := config.get("deepspeed_json"), dict):
-            engine = deepspeed.read(file, dp)
-            zero = engine.layout.zero
+        zero, engine = _deepspeed(stage, config, dp)
         if engine is not None or zero is not None:  # of a file that is not here, the flag says the level
             keys.understood[f"{at}deepspeed_config"] = "file"
     recompute, recomputed = read_layout.recomputation(flag)
@@ -134,12 +103,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
 
     # Kernels, what is assumed of the data, the model.
     flag("use_mcore_models", "stack")
-    kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]
-    if all(truth(kernel) is False for kernel in kernels):
-        extra["attention"] = "unfused"
-    keys.take("env.CUDA_DEVICE_MAX_CONNECTIONS", "environment")
-    assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no flag states
-    extra |= stack_options.parse(str(assumed)) if assumed else {}
+    extra |= _environment(keys)
     model = {theirs: flag(ours, f"model.{theirs}") for ours, theirs in _MODEL.items()}
     model["num_hidden_layers"] = layers if layers is not None else model["num_hidden_layers"]
     spec, why, assumptions = shaped.model(flag, hybrid)
@@ -152,25 +116,25 @@ def read(config: Config, world: int | None = None) -> Configuration:
     products = NUMBER_FORMATS.get(str(extra.get("products")))
     eight = products is not None and products.bits == 8
     layout = StatedLayout(
-        world=world,
+        world=b.world,
         dp=dp,
         tp=tp,
         pp=pp,
         cp=cp,
-        ep=ep,
-        etp=(etp or tp) if experts or (etp and (ep or 1) > 1) else None,
+        ep=b.ep,
+        etp=(etp or tp) if experts or (etp and (b.ep or 1) > 1) else None,
         zero=zero,
         shard=divided(dp, instances) if instances and instances > 1 else None,
         layers=blocks,
-        ulysses=heads or read_layout.ulysses(flag, cp),
+        ulysses=b.ulysses or read_layout.ulysses(flag, cp),
         recomputed=recomputed,
         sp=bool(sp) and (tp or 1) > 1,
         virtual=virtual,
         schedule="interleaved" if virtual and virtual > 1 else "1f1b" if pp and pp > 1 else None,
-        micro_batch=micro,
-        accumulation=divided(whole, product(micro, dp)) if whole else 1 if dp and not later else None,
-        global_batch=whole or (None if later else product(micro, dp)),
-        seq=seq,
+        micro_batch=b.micro_batch,
+        accumulation=b.accumulation,
+        global_batch=b.sequences,
+        seq=b.seq,
         precision="fp8" if eight else named,
         recompute=recompute,
         offload={"optimizer": "cpu" if offload else "none", "param": "none"},
@@ -178,7 +142,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     stack = "megatron-fsdp" if fsdp else "megatron-core"
     if by_deepspeed:  # Megatron-DeepSpeed, whose unfused releases are known by published runs
         stack = "megatron-deepspeed-2022-bf16" if named == "bf16" else "megatron-deepspeed-2022"
-    if stack == "megatron-core" and not sp and zero is not None and not ZERO_LEVELS[zero].state:
+    elif not fsdp and not sp and zero is not None and not ZERO_LEVELS[zero].state:
         stack, early = _release(args)
         preferred = (*preferred, *early)
     if trained:  # ms-swift's adapters, which Megatron-Core has none of
@@ -203,6 +167,23 @@ def read(config: Config, world: int | None = None) -> Configuration:
         notes=(*assumptions, *preferred),
     )
     return c if engine is None else with_file_keys(c, engine, "deepspeed_json")
+
+
+def _deepspeed(stage: Any, config: Config, dp: int | None) -> tuple[int | None, Configuration | None]:
+    """Return the level of ZeRO under DeepSpeed, of its file or else of --zero-stage; and its file, if it is here."""
+    if not isinstance(file := config.get("deepspeed_json"), dict):
+        return zero_level(stage), None
+    engine = deepspeed.read(file, dp)
+    return engine.layout.zero, engine
+
+
+def _environment(keys: Keys) -> dict[str, Any]:
+    """Return the options that variables state: attention's kernel, and what is assumed of the data."""
+    kernels = [keys.take(f"env.NVTE_{name}_ATTN", "options.attention") for name in ("FLASH", "FUSED")]
+    unfused = {"attention": "unfused"} if all(truth(kernel) is False for kernel in kernels) else {}
+    keys.take("env.CUDA_DEVICE_MAX_CONNECTIONS", "environment")
+    assumed = keys.take("env.PHALANX_ASSUMES", "options")  # of the data, which no flag states
+    return unfused | (stack_options.parse(str(assumed)) if assumed else {})
 
 
 def _adapters(keys: Keys, at: str, args: Config) -> tuple[dict[str, Any], str]:
