@@ -45,7 +45,7 @@ class StatedBatch:
 
 
 def batch(flag: Flag, names: Iterable[str], world: int | None, sequences: int) -> StatedBatch:
-    """Read degrees and batch. `names`: of all arguments; `sequences`: those of one example, 2 of a preference."""
+    """Read degrees and batch. `names`: of all arguments; `sequences`: of one example, 2 of a preference."""
     actor = read_slime.actor(flag, names)
     world = world or (actor.world if actor else None)
     earliest = count(flag("model_parallel_size", "strategy.tp"))  # releases before 2.0
