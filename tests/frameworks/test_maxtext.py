@@ -4,6 +4,8 @@ v5e/README.md, docs/reference/models/tiering.md)."""
 
 from __future__ import annotations
 
+import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,49 @@ def test_published_speeds_of_tpus(tmp_path: Path) -> None:
     off = np.abs(np.array(list(ratios.values())) - 1)
     assert np.median(off) < 0.03, ratios
     assert off.max() < 0.15, ratios
+
+
+# (tokens of a sequence, chips, sequences of a device, context, published seconds): Llama 3.1 70B in bf16 on TPU v7
+# (AI-Hypercomputer/tpu-recipes 0797d9c, training/ironwood/README.md and its run_recipe.sh)
+_IRONWOOD = [(8192, 64, 2, 1, 12.20), (131072, 256, 0.125, 8, 34.02)]
+
+
+@pytest.mark.parametrize(("seq", "chips", "batch", "context", "seconds"), _IRONWOOD)
+def test_devices_of_a_chip_are_one_rank(
+    tmp_path: Path, seq: int, chips: int, batch: float, context: int, seconds: float
+) -> None:
+    """JAX sees two devices of a TPU v7: the batch was half of what the recipe's README says."""
+    script = tmp_path / "run_recipe.sh"
+    script.write_text(
+        "python3 -m MaxText.train MaxText/configs/base.yml model_name=llama3.1-70b remat_policy=custom"
+        f" per_device_batch_size={batch} max_target_length={seq} ici_context_parallelism={context}"
+        " decoder_layer_input=device context=device query_proj=device key_proj=device value_proj=device"
+        f" ici_fsdp_parallelism={chips * 2 // context} attention=flash\n"
+    )
+    p = phalanx.predict(script, cluster="tpu-v7", gpus=chips)
+    assert p.step_time_s * p.tokens_per_s_per_gpu == pytest.approx(2 * batch * seq)
+    assert p.step_time_s == pytest.approx(seconds, rel=0.06)
+    assert phalanx.predict(script, cluster="tpu-v7").step_time_s == p.step_time_s
+    script.write_text(
+        script.read_text().replace(f"context_parallelism={context}", f"context_parallelism={2 * chips}")
+    )
+    script.write_text(script.read_text().replace(f"fsdp_parallelism={chips * 2 // context}", "fsdp_parallelism=1"))
+    with pytest.raises(InputError, match=r"does not divide over chips of 2"):
+        phalanx.predict(script, cluster="tpu-v7", gpus=chips)
+
+
+def test_a_plan_on_chips_of_two_devices_is_written_for_devices(tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"model": "llama3-8b", "cluster": "tpu-v7", "gpus": 8, "batch": 32, "seq": 8192}
+    plan = phalanx.plan(**asked, strategy="dp=8,zero=3,micro_batch=2")
+    path = tmp_path / "plan.json"
+    plan.save(path)
+    phalanx.export(path, to="maxtext", out=tmp_path / "out")
+    config = (tmp_path / "out" / "config.yml").read_text()
+    degrees = {key: int(value) for key, value in re.findall(r"^ici_(\w+)_parallelism: (\d+)$", config, re.MULTILINE)}
+    assert math.prod(degrees.values()) == 16
+    assert "per_device_batch_size: 1.0" in config
+    again = phalanx.predict(tmp_path / "out", cluster="tpu-v7", gpus=8)
+    assert again.strategy == plan.best.strategy
 
 
 @pytest.mark.parametrize(

@@ -19,17 +19,18 @@ from phalanx.answers.question.read import (
 )
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
-from phalanx.frameworks.caveats import Caveat, unfilled
+from phalanx.frameworks.caveats import Caveat, assumption, unfilled
 from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, shown
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES
 from phalanx.frameworks.keys import key_table
 from phalanx.frameworks.launchers.launcher import ProgramLaunch
-from phalanx.frameworks.reading.files import with_model_fields
+from phalanx.frameworks.reading.files import again, with_model_fields
 from phalanx.frameworks.registry import priced_stack
 from phalanx.frameworks.values import divided, truth
 from phalanx.planning import lookup as names
 from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.cluster.chips import jax_devices
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
 from phalanx.spec.job import DTYPE_BYTES
@@ -57,7 +58,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     `asked` leaves them open. `reading`: the file, if it is read already. Raises InputError."""
     given = (("gpus", asked.gpus), ("batch", asked.batch), ("seq", asked.seq))
     names.require_counts(*((name, number) for name, number in given if number is not None))
-    reading = _with_sizes(reading or read([path, *asked.files], None, asked.gpus), asked)
+    reading, asked = _in_chips(_with_sizes(reading or _read(path, asked), asked), asked)
     c, s = reading.configuration, reading.layout
     _require_priceable(path, asked, reading)
     gpus = gpus_of(reading, asked.gpus, path)
@@ -133,6 +134,46 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
         value_sources(c) if asked.strategy is None else {},
         asked.strategy is None and origins(c).get("dp", "").startswith("derived: world"),
     )
+
+
+def _read(path: Path, asked: Query) -> Reading:
+    """Return the reading of a query's files, of MaxText's by JAX's devices. Raises InputError."""
+    paths, each = [path, *asked.files], _devices(asked)
+    if each > 1 and asked.gpus:
+        reading = read(paths, None, asked.gpus * each)
+        if reading.configuration.kind == "maxtext":
+            return reading
+    return read(paths, None, asked.gpus)
+
+
+def _devices(asked: Query) -> int:
+    """Return the devices that JAX sees of a query's chip."""
+    return 1 if asked.cluster is None else jax_devices(names.cluster_on(asked.cluster)(asked.gpus or 1).device)
+
+
+def _in_chips(reading: Reading, asked: Query) -> tuple[Reading, Query]:
+    """Return a reading of MaxText's, which counts JAX's devices, and its query with chips as ranks, where JAX sees
+    several devices of one: replicas are of chips, each with the sequences of its devices. Raises InputError."""
+    each, stated = _devices(asked), reading.layout.world
+    devices = asked.gpus * each if asked.gpus else stated
+    if each == 1 or reading.configuration.kind != "maxtext" or not devices:
+        return reading, asked
+    c = again(reading.config, reading.configuration, devices)
+    s = c.layout
+    if s.dp is None or s.dp % each or devices % each:
+        reason = f"of {devices} devices does not divide over chips of {each}"
+        raise InputError("strategy.dp", s.dp, reason, "give the strategy of chips with --strategy, without the file")
+    layout = replace(
+        s,
+        world=devices // each,
+        dp=s.dp // each,
+        shard=s.shard // each if s.shard and s.shard % each == 0 else s.shard,
+        micro_batch=s.micro_batch * each if s.micro_batch else s.micro_batch,
+    )
+    text = f"ranks are chips, of which JAX sees {each} devices each: dp={s.dp} of these is dp={layout.dp} of chips"
+    caveats = (*reading.caveats, assumption(text))
+    reading = replace(reading, configuration=replace(c, layout=layout), caveats=caveats)
+    return reading, replace(asked, gpus=devices // each)
 
 
 _FILLS = ("packing", "neat_packing", "sample_packing", "packing_samples", "pad_to_sequence_len", "pad_to_max_length")

@@ -48,6 +48,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     """
     keys = Keys(config, KEYS)
     degrees = _degrees(keys, world)
+    keys.take("num_slices", "strategy.dp")  # which the degrees over dcn say too
     fsdp, data, ep, cp = (degrees[axis] for axis in ("fsdp", "data", "ep", "cp"))
     stated = any(f"{where}_fsdp_parallelism" in config for where in ("ici", "dcn"))
     world = world or (product(*degrees.values()) if stated else None)

@@ -9,6 +9,7 @@ from phalanx.frameworks.writing.blanks import blanks
 from phalanx.frameworks.writing.program import Group, TrainingProgram, Variable, group
 from phalanx.frameworks.writing.subject import Subject, require_plain
 from phalanx.frameworks.writing.yaml import document
+from phalanx.spec.cluster.chips import jax_devices
 from phalanx.spec.errors import InputError
 from phalanx.spec.model.mechanisms import Experts, Latent
 from phalanx.spec.model.spec import ModelSpec
@@ -60,7 +61,8 @@ def _require_expressible(x: Subject) -> None:
     if o.optimizer == "muon" and block not in _MUON:
         reason = f"MaxText runs Muon on its blocks {', '.join(_MUON)}; the model's is {block}"
         raise InputError("options.optimizer", "muon", reason, "use adam")
-    if int(s.world * float(f"{_per_device(x):.12g}")) != s.micro_batch * s.dp * (x.micro_batches if s.pp > 1 else 1):
+    passed = s.micro_batch * s.dp * (x.micro_batches if s.pp > 1 else 1)
+    if int(s.world * _devices(x) * float(f"{_per_device(x):.12g}")) != passed:
         reason = f"per_device_batch_size = {_per_device(x):.12g} is not an exact share of a batch"
         raise InputError("strategy.micro_batch", s.micro_batch, reason, "use degrees that are powers of 2")
 
@@ -112,8 +114,13 @@ def _piped(x: Subject) -> int:
 
 
 def _per_device(x: Subject) -> float:
-    """Return the sequences of a forward pass per GPU; a pipeline takes all micro-batches in one pass."""
-    return x.s.micro_batch * x.s.dp * (x.micro_batches if x.s.pp > 1 else 1) / x.s.world
+    """Return the sequences of a forward pass per device; a pipeline takes all micro-batches in one pass."""
+    return x.s.micro_batch * x.s.dp * (x.micro_batches if x.s.pp > 1 else 1) / (x.s.world * _devices(x))
+
+
+def _devices(x: Subject) -> int:
+    """Return the devices that JAX sees of a rank."""
+    return jax_devices(x.cluster.device)
 
 
 def groups(x: Subject) -> tuple[Group, ...]:
@@ -189,8 +196,9 @@ def _degrees(x: Subject) -> dict[str, Any]:
     shards = s.dp_shard if s.level.parameters else 1
     degrees = {"tensor_sequence": s.tp, "expert": s.ep, "context": s.cp, "pipeline": s.pp}
     degrees |= {"fsdp": shards // s.ep, "data": s.dp // shards}
+    degrees["fsdp" if s.level.parameters else "data"] *= _devices(x)
     table: dict[str, Any] = {"num_slices": x.nodes}
-    left = x.gpus_per_node
+    left = x.gpus_per_node * _devices(x)
     for axis in _AXES:
         degree = degrees.get(axis, 1)
         inside = math.gcd(degree, left)

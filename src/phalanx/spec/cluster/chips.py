@@ -59,6 +59,9 @@ class Chip:
     clock: float = 1.0
     """Sustained clock relative to the generation's first chip; a fitted constant `NAME.clock` overrides it. Of TPUs:
     what products reach of the datasheet, relative to NVIDIA's average share."""
+    devices: int = 1
+    """Devices that JAX sees of it: TensorCores that are not joined to a megacore (docs.jax.dev,
+    jax.experimental.pallas.tpu.ChipVersion)."""
     product: float = 0.0
     """FLOP/s of a bf16 product in the best of many shapes, as measured on a chip without published trainings and on
     the H100, to which it is compared; 0: no such figure."""
@@ -104,6 +107,11 @@ class Chip:
             origin="published",
             source=f"{self.source}, dense; {how}",
         )
+
+
+def jax_devices(device: Device) -> int:
+    """Return the devices that JAX sees of a rank's device."""
+    return next((chip.devices for chip in CHIPS.values() if chip.device == device.name), 1)
 
 
 def alone(device: Device) -> Device:
