@@ -12,7 +12,9 @@ from typer.testing import CliRunner
 
 from phalanx.cli.app import app
 from phalanx.cost.collectives.link import link
-from phalanx.planning.lookup import cluster_named
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.resolution import read
+from phalanx.planning.lookup import cluster_named, gpus_in
 from phalanx.planning.search.best_first import price
 from phalanx.spec.cluster.presets import PRESETS, chip_of, named, preset
 from phalanx.spec.cluster.spec import ClusterSpec
@@ -54,7 +56,7 @@ def test_a_cluster_is_named_by_its_chip() -> None:
     assert named("NVIDIA A100-PCIE-40GB") is None
     assert [named(word) for word in ("h100-nvlx", "pcie", "dgx", "rtx", "")] == [None] * 5
     assert preset("h100", 3) == preset("dgx-h100", 3)
-    with pytest.raises(InputError, match="use --cluster pcie-l40s --gpus 8"):
+    with pytest.raises(InputError, match="counts 8 GPUs, and the number of nodes does too; use pcie-l40s"):
         preset("8xL40S", 1)
     assert chip_of("NVIDIA RTX 6000 Ada Generation") == chip_of("6000-ada") == "RTX-6000-Ada"
     assert [chip_of(word) for word in ("a6000", "NVIDIA A100-SXM4-80GB", "dgx-h100")] == ["RTX-A6000", "A100", None]
@@ -109,6 +111,45 @@ def test_a_plan_is_priced_on_every_preset(name: str) -> None:
         assert (found.prediction.communication_s > 0) == (dp > 1)  # a node of one GPU has none
         times.append(float(found.prediction.forward_s + found.prediction.backward_s))
     assert times == sorted(times, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "node", "kind"),
+    [
+        ("8xH100", 8, 8, "dgx-h100"),
+        ("8 x NVIDIA H100", 8, 8, "dgx-h100"),
+        ("2x8xH100", 16, 8, "dgx-h100"),
+        ("2x4xH100", 8, 4, "dgx-h100"),
+        ("4 A100", 4, 8, "dgx-a100"),
+        ("4*l20", 4, 8, "pcie-l20"),
+        ("H100:8", 8, 8, "dgx-h100"),
+        ("rtx4090x2", 2, 8, "pcie-rtx4090"),
+        ("v5p-128", 64, 8960, "tpu-v5p"),
+    ],
+)
+def test_a_name_may_count_its_gpus(text: str, gpus: int, node: int, kind: str) -> None:
+    """As people and clouds write them; of TPUs before v5e the TensorCores, two a chip."""
+    assert gpus_in(text) == gpus
+    there = cluster_named(text)(gpus)
+    assert (there.ranks_per_node, there.device) == (node, cluster_named(kind)(gpus).device)
+    question = read(Query(model="llama3-8b", cluster=text, batch=64, seq=1024, strategy="tp=2"))
+    assert question.gpus == gpus
+    fewer = read(Query(model="llama3-8b", cluster=text, gpus=2, batch=64, seq=1024, strategy="tp=2"))
+    assert fewer.gpus == 2
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "h100", "a100-80gb", "rtx-pro-6000", "gb200-nvl72.toml", "8xfoo", "x"])
+def test_a_name_that_counts_no_gpus_counts_none(name: str) -> None:
+    assert gpus_in(name) is None
+
+
+def test_more_gpus_than_the_name_counts_are_refused_but_for_whole_nodes() -> None:
+    assert cluster_named("8xH100")(64).ranks == 64
+    for text in ("4xH100", "2x4xH100"):
+        with pytest.raises(InputError, match="gpus = 64: is more than .* has; name the kind of cluster: dgx-h100"):
+            cluster_named(text)(64)
+    with pytest.raises(InputError, match="has no GPU"):
+        cluster_named("0xH100")
 
 
 def test_a_type_that_a_device_lacks_is_refused() -> None:

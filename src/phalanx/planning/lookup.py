@@ -10,7 +10,7 @@ from phalanx.cost.analytic.profile import profile
 from phalanx.planning.search.column_pricing import Pricing
 from phalanx.spec.cluster.calibration import Calibration
 from phalanx.spec.cluster.chips import BRIDGE_LINK, BRIDGE_LINKS, CHIPS, alone
-from phalanx.spec.cluster.presets import LikePreset, preset
+from phalanx.spec.cluster.presets import Counted, LikePreset, counted, preset
 from phalanx.spec.cluster.spec import LARGEST_HOST, ClusterSpec
 from phalanx.spec.documents import read_toml
 from phalanx.spec.errors import InputError, nearest
@@ -72,7 +72,7 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     """Look up a cluster by preset name or TOML file; return a function from a number of GPUs to the cluster.
 
     A preset gets as many nodes as the GPUs need; of racks and pods, an equal part each if the GPUs divide evenly.
-    Raises InputError for an unknown name or an unusable file."""
+    A name may count GPUs (`gpus_in`). Raises InputError for an unknown name or an unusable file."""
     if name.lower().endswith(".toml"):
         cluster = cluster_from_toml(Path(name))
         require_plausible(cluster)
@@ -80,6 +80,8 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
     if name == "local":
         remedy = "plan a job on it with phalanx plan JOB.toml, or name a cluster that phalanx tables clusters lists"
         raise InputError("cluster", name, "is this machine: the rates of its devices are not published", remedy)
+    if (some := counted(name)) is not None:
+        return _of_counted(name, some)
     node = preset(name, 1).ranks_per_node
 
     def on(gpus: int) -> ClusterSpec:
@@ -87,6 +89,28 @@ def cluster_named(name: str) -> Callable[[int], ClusterSpec]:
         if node <= LARGEST_HOST or nodes < 2 or gpus % nodes or gpus == nodes * node:
             return preset(name, nodes)
         return LikePreset(name, nodes, gpus // nodes).cluster()
+
+    return on
+
+
+def gpus_in(cluster: str | ClusterSpec | None) -> int | None:
+    """Return the number of GPUs that the name of a cluster counts, such as 8xH100; None: it counts none."""
+    some = counted(cluster) if isinstance(cluster, str) and not cluster.lower().endswith(".toml") else None
+    return None if some is None else some.gpus
+
+
+def _of_counted(name: str, some: Counted) -> Callable[[int], ClusterSpec]:
+    """Return the cluster of a number of GPUs among those that `name` counts; of whole nodes there may be more."""
+    node = some.per_node or preset(some.preset, 1).ranks_per_node
+    if some.gpus < 1:
+        raise InputError("cluster", name, "has no GPU")
+
+    def on(gpus: int) -> ClusterSpec:
+        if gpus > some.gpus and (some.per_node or some.gpus % node):
+            raise InputError("gpus", gpus, f"is more than {name} has", f"name the kind of cluster: {some.preset}")
+        if some.per_node is None:
+            return cluster_named(some.preset)(gpus)
+        return LikePreset(some.preset, -(-gpus // node), node).cluster()
 
     return on
 

@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.answers.answer import DRAWN, Answer
 from phalanx.planning.expense.expense import A_MILLION, Expense, expense_of_hours, with_interval
 from phalanx.planning.expense.rates import ExpenseRates
+from phalanx.planning.lookup import gpus_in
 from phalanx.serving.cost.checkpoint import checkpoint_assumption
 from phalanx.serving.cost.layout import ServingLayout
 from phalanx.serving.cost.roofline import ServingPrice
@@ -209,6 +210,8 @@ def _figures(best: ServingCandidate, q: ServingQuestion) -> dict[str, Any]:
 
 def as_request(fields: Mapping[str, Any]) -> ServingRequest:
     """Return fields as a request. Raises InputError for a missing model, cluster or number of GPUs."""
+    if fields.get("gpus") is None:
+        fields = {**fields, "gpus": gpus_in(fields.get("cluster"))}
     for name in ("model", "cluster", "gpus"):
         if fields.get(name) is None:
             raise InputError(name, None, "missing")

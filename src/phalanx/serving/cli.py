@@ -44,6 +44,7 @@ def plan(
     --launch STARTER: Also print what starts it, as `phalanx serve launch` does.
     --out: File to write the serving plan to.
     """
+    from phalanx.planning.lookup import gpus_in
     from phalanx.serving import plan_file as serving
     from phalanx.spec.errors import InputError
 
@@ -53,7 +54,9 @@ def plan(
         for name in ("input", "output", "variation", "rate", "burstiness", "concurrency"):
             if name in request:
                 raise InputError(name, request[name], "does not go with --trace, whose requests say it")
-    if not source and (missing := [name for name in ("model", "cluster", "gpus") if name not in request]):
+    gpus = request.get("gpus") or gpus_in(request.get("cluster"))
+    given = request if gpus is None else {**request, "gpus": gpus}
+    if not source and (missing := [name for name in ("model", "cluster", "gpus") if name not in given]):
         raise InputError(missing[0], None, "missing", "or give --from run.sh with the lines that start it")
     require_writable("--out", out)
 

@@ -60,6 +60,8 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     names.require_counts(*((name, number) for name, number in given if number is not None))
     reading, asked = _in_chips(_with_sizes(reading or _read(path, asked), asked), asked)
     c, s = reading.configuration, reading.layout
+    if s.world is None and asked.gpus is None and (counted := names.gpus_in(asked.cluster)) is not None:
+        return query_by(path, replace(asked, gpus=counted))
     _require_priceable(path, asked, reading)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus, asked.gpus is not None)

@@ -66,6 +66,7 @@ def read(query: Query, searched: bool = False, any_stack: bool = False) -> Quest
         stack, note = release_named(query.stack)
         query, notes = replace(query, stack=stack), (note,) if note else ()
     if query.source is None:
+        query = query if query.gpus is not None else replace(query, gpus=lookup.gpus_in(query.cluster))
         return resolve(query, Configured(job=query.job, notes=notes), searched, any_stack)
     from phalanx.answers.question.file_query import query_by
     from phalanx.answers.question.read import is_configuration

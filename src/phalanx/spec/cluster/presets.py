@@ -124,6 +124,37 @@ def _is_chip(name: str, chip: str) -> bool:
     return short in (bare, f"{bare}-{memory}", f"{kind}-{memory}")
 
 
+@dataclass(frozen=True)
+class Counted:
+    """A number of GPUs of a preset's kind. `per_node`: how many of them a node has, if that is said."""
+
+    preset: str
+    gpus: int
+    per_node: int | None = None
+
+
+_COUNTED = (
+    re.compile(r"(?:(?P<nodes>\d{1,5})-?[x*]-?)?(?P<gpus>\d{1,6})(?:-?[x*]-?|-)(?P<kind>.+)"),
+    re.compile(r"(?P<kind>.+?)(?:-?[x*]-?|:)(?P<gpus>\d{1,6})"),
+)
+
+
+def counted(text: str) -> Counted | None:
+    """Return the GPUs that a text counts, as people and clouds write them: 8xH100, 2x8xH100 (nodes first), 4 A100,
+    H100:8, and slices of TPUs such as v5p-128. None for any other text, and for the name of a preset."""
+    if named(text) is not None:
+        return None
+    sliced = re.fullmatch(r"(?:tpu-?)?(v\d+[a-z]*)-(\d{1,6})", text.lower().replace("litepod", "e"))
+    if sliced and (kind := named(sliced[1])):
+        return Counted(kind, int(sliced[2]) // (2 if sliced[1] in _CORE_COUNTED else 1))
+    for pattern in _COUNTED:
+        found = pattern.fullmatch(_plain(text))
+        if found and (kind := named(found["kind"])):
+            gpus, nodes = int(found["gpus"]), found.groupdict().get("nodes")
+            return Counted(kind, gpus) if nodes is None else Counted(kind, int(nodes) * gpus, gpus)
+    return None
+
+
 _CORE_COUNTED = ("v2", "v3", "v4", "v5p")
 """Generations of TPUs whose slices are named by their TensorCores, two a chip (Google Cloud TPU documentation)."""
 
@@ -131,14 +162,9 @@ _CORE_COUNTED = ("v2", "v3", "v4", "v5p")
 def preset(name: str, nodes: int) -> ClusterSpec:
     """Return the cluster of this name with `nodes` nodes. Raises InputError for an unknown name or no nodes."""
     known = named(name)
-    sliced = re.fullmatch(r"(?:tpu-?)?(v\d+[a-z]*)-(\d{1,6})", name.replace("litepod", "e"))
-    if known is None and sliced and (kind := named(sliced[1])):
-        chips = int(sliced[2]) // (2 if sliced[1] in _CORE_COUNTED else 1)
-        remedy = f"use --cluster {kind} --gpus {chips}"
-        raise InputError("cluster.preset", name, f"is a slice of {chips} chips", remedy)
-    counted = re.fullmatch(r"(\d{1,6})-?x-?(.+)", _plain(name))
-    if known is None and counted and (kind := named(counted[2])):
-        raise InputError("cluster.preset", name, "counts GPUs", f"use --cluster {kind} --gpus {int(counted[1])}")
+    if (some := counted(name)) is not None:
+        reason = f"counts {some.gpus} GPUs, and the number of nodes does too"
+        raise InputError("cluster.preset", name, reason, f"use {some.preset}")
     card = re.fullmatch(r"(.+?)-?(?:(\d{2,3})g(?:i?b)?|nvl|pcie)", _plain(name))
     if known is None and card and (kind := named(card[1])):
         reason = f"is no card that Phalanx has: {PRESETS[kind].chip} is the {CHIPS[PRESETS[kind].chip].device}"
