@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from phalanx.cli.app import app
-from phalanx.cost.collectives.link import link
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.resolution import read
+from phalanx.cli.app import app
+from phalanx.cost.collectives.link import link
 from phalanx.planning.lookup import cluster_named, gpus_in
 from phalanx.planning.search.best_first import price
 from phalanx.spec.cluster.presets import PRESETS, chip_of, named, preset
@@ -146,7 +146,7 @@ def test_a_name_that_counts_no_gpus_counts_none(name: str) -> None:
 def test_more_gpus_than_the_name_counts_are_refused_but_for_whole_nodes() -> None:
     assert cluster_named("8xH100")(64).ranks == 64
     for text in ("4xH100", "2x4xH100"):
-        with pytest.raises(InputError, match="gpus = 64: is more than .* has; name the kind of cluster: dgx-h100"):
+        with pytest.raises(InputError, match=r"gpus = 64: is more than .* has; name the kind of cluster: dgx-h100"):
             cluster_named(text)(64)
     with pytest.raises(InputError, match="has no GPU"):
         cluster_named("0xH100")

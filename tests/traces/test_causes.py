@@ -16,6 +16,10 @@ from phalanx.answers.diagnose.causes import Evidence, causes
 from phalanx.answers.diagnose.diagnosis import _cautions, _compared_rank, _findings, _rows
 from phalanx.answers.diagnose.planned_parts import PlannedAxis
 from phalanx.answers.diagnose.run_files import RunFiles, read_files
+from phalanx.answers.diagnose.stated_rate import StatedRate, seconds_at, stated_rate
+from phalanx.answers.prediction import prediction_of
+from phalanx.answers.question.query import Query
+from phalanx.answers.question.resolution import read
 from phalanx.spec import documents
 from phalanx.spec.errors import InputError
 from phalanx.spec.strategy.mesh import mesh
@@ -251,8 +255,10 @@ def test_of_a_long_log_the_end_is_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_words_are_seconds_rates_files_or_folders(tmp_path: Path) -> None:
-    assert read_files(["4.3s"]).step_s == 4.3
-    assert read_files(["230TFLOP/s", "2 s"]).tflops == 230
+    assert [(rate.number, rate.unit) for rate in read_files(["230TFLOP/s", "2 s"]).stated] == [
+        (230, "TFLOP/s"),
+        (2, "s"),
+    ]
     for word in ("0s", "0.0 TFLOP/s"):
         with pytest.raises(InputError, match="above 0"):
             read_files([word])
@@ -280,6 +286,51 @@ def test_words_are_seconds_rates_files_or_folders(tmp_path: Path) -> None:
 def test_a_file_of_json_is_a_log_or_a_trace(tmp_path: Path, name: str, text: str, is_log: bool) -> None:
     (tmp_path / name).write_text(text)
     assert run_files._is_lines(tmp_path / name, text.encode()) == is_log
+
+
+@pytest.mark.parametrize(
+    ("word", "number", "unit"),
+    [
+        ("4.3s", 4.3, "s"),
+        ("850ms", 0.85, "s"),
+        ("1.2 s/it", 1.2, "s"),
+        ("230 TFLOPs/GPU", 230, "TFLOP/s"),
+        ("0.4 samples/s", 0.4, "samples/s"),
+        ("2.5it/s", 2.5, "steps/s"),
+        ("46% MFU", 0.46, "MFU"),
+        ("9,600 tokens/s/GPU", 9600, "tokens/s/GPU"),
+        ("9.6k tok/s per gpu", 9600, "tokens/s/GPU"),
+        ("4000tgs", 4000, "tokens/s/GPU"),
+        ("76.8k tokens/sec/all", 76800, "tokens/s"),
+    ],
+)
+def test_a_rate_is_as_people_say_it(word: str, number: float, unit: str) -> None:
+    rate = stated_rate(word)
+    assert rate is not None
+    assert (rate.number, rate.unit) == (pytest.approx(number), unit)
+
+
+def test_every_rate_of_a_step_is_its_seconds() -> None:
+    query = Query(model="llama3-8b", cluster="8xh100", batch=64, seq=4096, strategy="tp=2")
+    prediction = prediction_of(read(query))
+    step_s, mfu = prediction.step_time_s, prediction.mfu
+    assert mfu is not None
+    assert prediction.model_flops is not None
+    rates = {
+        "s": step_s,
+        "steps/s": 1 / step_s,
+        "samples/s": 64 / step_s,
+        "tokens/s/GPU": 64 * 4096 / 8 / step_s,
+        "MFU": mfu,
+        "TFLOP/s": prediction.model_flops / 8 / step_s / 1e12,
+    }
+    for unit, number in rates.items():
+        assert seconds_at(StatedRate("", number, unit), prediction) == pytest.approx(step_s), unit
+    assert seconds_at(StatedRate("", 8 * rates["tokens/s/GPU"], "tokens/s", True), prediction) == pytest.approx(
+        step_s
+    )
+    with pytest.raises(InputError, match="is of one GPU or of all 8; write 9600tokens/s/gpu or 9600tokens/s/all"):
+        seconds_at(StatedRate("9600tok/s", 9600, "tokens/s"), prediction)
 
 
 def test_a_runs_pauses_are_those_after_its_first_step(tmp_path: Path) -> None:

@@ -141,7 +141,13 @@ def test_a_rate_is_a_step_and_its_count_of_flops_is_named(tmp_path: Path) -> Non
     other = diagnosis_of([str(log)], query).rate
     assert other is not None
     assert other.stated_count == "-10% of the FLOPs counted here"
-    with pytest.raises(InputError, match="says no step's time"):
+    # Seconds in words go before the log's, and those before the seconds of a rate.
+    for words, seconds in ((["600TFLOP/s"], found.step_s), (["600TFLOP/s", "1.5 s"], 1.5)):
+        both = diagnosis_of([str(log), *words], query)
+        assert both.step_s == pytest.approx(seconds)
+        assert both.rate is not None
+        assert both.rate.stated_tflops == 600
+    with pytest.raises(InputError, match="is a rate of an unknown step"):
         diagnosis_of(["300TFLOP/s"], Query())
 
 

@@ -162,6 +162,18 @@ def test_one_step_cannot_move_a_factor_far() -> None:
         ("    throughput/device/tokens_per_second=8,402\n    throughput/device/batches_per_second=0.2500", 4.0),
         ("Step 1 | loss:1.32 lr:2e-05 tokens_per_second_per_gpu:4096.0 peak_memory_reserved:55.1", 4.0),
         ("{'loss': '1.3', 'memory/max_active (GiB)': '51.2', 'tokens_per_second_per_gpu': '4096.00'}", 4.0),
+        ("iter 10: loss 3.2104, time 234.50ms, mfu 40.12%", 0.2345),
+        (
+            "step   12/18865 | loss 5.170 (-1.2z)| norm 0.9 (0.1z)| lr 6e-04 | 1234.50 ms | 38.7% bf16 MFU",
+            1.2345,
+        ),
+        ("step 00004/21400 (0.02%) | loss: 8.89 | lrm: 1.00 | dt: 989.44ms | tok/sec: 529,882 | mfu: 74.13", 0.98944),
+        ("step:100/1770 train_time:12345ms step_avg:123.45ms", 0.12345),
+        ("step 5 loss 3.1 step_time_ms=250", 0.25),
+        ("iteration 5 | iter time: 250.5 ms | lr 1e-4", 0.2505),
+        ("{'step': 5, 'step_time': 0.25}", 0.25),
+        ("step 5 Iteration time (s): 1.5", 1.5),
+        ("step 5, loss 2.1, 1.25 s/step", 1.25),
         ("step:10 - timing_s/gen:41.2 - timing_s/update_actor:33.1 - timing_s/step:96.2 - perf/mfu/actor:0.38", 33.1),
     ],
 )

@@ -132,7 +132,8 @@ def diagnose(
     exposed communication, the pipeline, data loading, the host, and waiting for other ranks.
 
     files FILE...: A run's folder, a step log, traces of torch.profiler (.json, .json.gz, a folder of them) or nsys
-        (.sqlite), NCCL's log or inspector's dump, a CUDA memory snapshot, or 4.3s, 230TFLOP/s.
+        (.sqlite), NCCL's log or inspector's dump, a CUDA memory snapshot; or 4.3s, 230TFLOP/s, 9600tok/s/gpu,
+        '46% MFU'.
     --plan FILE: What was run: a plan.json, a launch script, a configuration; else --model and the rest.
     """
     from phalanx.answers.diagnose.diagnosis import diagnosis_of

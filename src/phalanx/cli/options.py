@@ -35,8 +35,8 @@ source FILE...: A plan written by `phalanx plan`, a run's folder, or another fra
 --strategy LINE: Strategy, such as tp=8,zero=1: replaces that of a job file or a plan; dp takes the other GPUs. Of
     a search with --model: fields to keep: tp=8,pp=*.
 --model NAME|FILE: Model: a preset, a config.json or TOML.
---cluster NAME|FILE.toml: Cluster: of `phalanx tables clusters`, a chip (h100), GPUs (8xH100, 2x8xH100) or a TOML file.
---gpus: Number of GPUs, where the cluster does not count them.
+--cluster NAME|FILE.toml: One of `phalanx tables clusters`, a chip (h100), 8xH100, or a TOML file.
+--gpus: Number of GPUs.
 --batch: Global batch: sequences per step, over all GPUs.
 --seq: Tokens of a sequence: 8192 or 8k.
 --stack STACK: Stack that is priced; by default the plan's, else megatron-core, on TPUs maxtext.

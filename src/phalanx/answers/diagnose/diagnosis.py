@@ -14,9 +14,10 @@ import numpy as np
 
 from phalanx.answers.answer import Answer
 from phalanx.answers.diagnose.causes import LARGE, Cause, Evidence, causes
-from phalanx.answers.diagnose.flop_rate import FlopRate, flop_rate, seconds_at
+from phalanx.answers.diagnose.flop_rate import FlopRate, flop_rate
 from phalanx.answers.diagnose.planned_parts import axis_of, planned_axes, planned_parts
 from phalanx.answers.diagnose.run_files import RunFiles, read_files
+from phalanx.answers.diagnose.stated_rate import seconds_at
 from phalanx.answers.prediction import Prediction, prediction_of
 from phalanx.answers.question.query import Query
 from phalanx.answers.question.question import Question
@@ -109,8 +110,8 @@ class Diagnosis(Answer):
 
 
 def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
-    """Compare a run's files with its plan. `words`: files and folders, seconds of a step (4.3s) or a GPU's rate
-    (230TFLOP/s); `query`: the plan.
+    """Compare a run's files with its plan. `words`: files and folders, seconds of a step (4.3s) or a rate
+    (230TFLOP/s, 9600tok/s/gpu); `query`: the plan.
 
     Raises InputError for a file that cannot be used, and where nothing says how long a step took."""
     files = read_files(words)
@@ -119,9 +120,11 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     logs = _logs(files, question)
     timed = [log.time for log in logs if log.time is not None]
     used = [*files.notes, *(f"{log.file}: {log.time.note}" for log in logs if log.time is not None)]
-    stated = files.step_s or (timed[0].seconds if timed else None)
-    if question is not None and stated is None and files.tflops is not None and not files.traces:
-        stated = seconds_at(files.tflops, prediction)
+    rates = sorted(files.stated, key=lambda rate: rate.unit != "s")  # of several words, one that says seconds
+    flops = next((rate.number for rate in rates if rate.unit == "TFLOP/s"), timed[0].tflops if timed else None)
+    stated = timed[0].seconds if timed else None
+    if rates and (rates[0].unit == "s" or (stated is None and not files.traces)):
+        stated = seconds_at(rates[0], prediction)
     timeless = not files.traces and stated is None
     if timeless and not (files.memory or files.collectives or files.nccl or any(log.failures for log in logs)):
         raise InputError(
@@ -155,7 +158,7 @@ def diagnosis_of(words: Sequence[str], query: Query) -> Diagnosis:
     planned = {} if question is None or prediction is None else planned_parts(question, prediction)
     rows = _rows(planned, own, step_s, extra)
     named = _findings(question, prediction, files.traces, steps, own, rows, step_s, extra)
-    rate = flop_rate(question, prediction, step_s, files.tflops or (timed[0].tflops if timed else None))
+    rate = flop_rate(question, prediction, step_s, flops)
     return replace(
         rest,
         step_s=whole,

@@ -82,13 +82,6 @@ def _peak_over_half(chip: str, products: str) -> float:
     return max(1.0, (getattr(CHIPS[chip], peak or "half") or 0.0) / CHIPS[chip].half)
 
 
-def seconds_at(tflops: float, prediction: Prediction | None) -> float | None:
-    """Return the seconds of a step at a rate per GPU in TFLOP/s. Raises InputError without a plan that has FLOPs."""
-    if prediction is None or prediction.model_flops is None:
-        raise InputError("FILE", f"{tflops:g}TFLOP/s", "is a rate of an unknown step", "name the plan and its stack")
-    return prediction.model_flops / (tflops * 1e12 * prediction.question.gpus)
-
-
 def flop_rate(
     question: Question | None, prediction: Prediction | None, step_s: float, stated: float | None
 ) -> FlopRate | None:

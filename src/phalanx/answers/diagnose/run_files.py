@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
+from phalanx.answers.diagnose.stated_rate import StatedRate, stated_rate
 from phalanx.runs.folder import metrics
 from phalanx.spec.documents import read_log
 from phalanx.spec.errors import InputError
@@ -24,9 +25,8 @@ class RunFiles:
     logs: tuple[Path, ...] = ()
     silent: frozenset[Path] = frozenset()
     """Logs that need not print the time of a step: NCCL's."""
-    step_s: float | None = None
-    tflops: float | None = None
-    """Of one GPU."""
+    stated: tuple[StatedRate, ...] = ()
+    """The step's seconds or rates, in words."""
     plan: Path | None = None
     memory: tuple[MemoryUse, ...] = ()
     collectives: tuple[InspectedCollective, ...] = ()
@@ -34,9 +34,6 @@ class RunFiles:
     notes: tuple[str, ...] = ()
     between_s: float = 0.0
     """Seconds between two steps of a run of ours, on average: saving, evaluation."""
-
-
-_STATED = re.compile(r"(\d+\.?\d*|\.\d+) ?(s|TFLOP/s|TFLOPs)", re.IGNORECASE)
 
 
 def read_files(words: Sequence[str]) -> RunFiles:
@@ -47,16 +44,12 @@ def read_files(words: Sequence[str]) -> RunFiles:
     memory: list[MemoryUse] = []
     collectives: list[InspectedCollective] = []
     notes: list[str] = []
-    step_s = tflops = plan = log = None
+    stated: list[StatedRate] = []
+    plan = log = None
     between_s = 0.0
     for word in words:
-        if stated := _STATED.fullmatch(word):
-            if float(stated[1]) == 0:
-                raise InputError("FILE", word, "is no step's time and no rate", "give a number above 0")
-            if stated[2].lower() == "s":
-                step_s = float(stated[1])
-            else:
-                tflops = float(stated[1])
+        if (rate := stated_rate(word)) is not None:
+            stated.append(rate)
             continue
         path = Path(word)
         if (path / "plan.json").is_file():
@@ -91,8 +84,7 @@ def read_files(words: Sequence[str]) -> RunFiles:
         tuple(_number_ranks(traces)),
         tuple(logs),
         frozenset(silent),
-        step_s,
-        tflops,
+        tuple(stated),
         plan,
         tuple(memory),
         tuple(collectives),

@@ -148,9 +148,9 @@ def counted(text: str) -> Counted | None:
     if sliced and (kind := named(sliced[1])):
         return Counted(kind, int(sliced[2]) // (2 if sliced[1] in _CORE_COUNTED else 1))
     for pattern in _COUNTED:
-        found = pattern.fullmatch(_plain(text))
-        if found and (kind := named(found["kind"])):
-            gpus, nodes = int(found["gpus"]), found.groupdict().get("nodes")
+        match = pattern.fullmatch(_plain(text))
+        if match and (kind := named(match["kind"])):
+            gpus, nodes = int(match["gpus"]), match.groupdict().get("nodes")
             return Counted(kind, gpus) if nodes is None else Counted(kind, int(nodes) * gpus, gpus)
     return None
 
