@@ -7,13 +7,13 @@ from phalanx.answers.prediction import Prediction
 from phalanx.spec.errors import InputError
 
 _NUMBER = r"(?P<number>\d[\d,]*\.?\d*|\.\d+) ?(?P<thousands>k)? ?"
-_EACH = r"(?P<each>(?:/| per )(?:gpu|device|chip|card))?"
+_PER_GPU = r"(?P<each>(?:/| per )(?:gpu|device|chip|card))?"
 _PER_S = r"(?:/ ?s(?:ec(?:ond)?)?| per second|ps)"
 _UNITS = {
     "s": r"s(?:ec(?:onds?)?)?(?:/(?:it|iter|step))?",
     "ms": r"ms(?:/(?:it|iter|step))?",
-    "TFLOP/s": rf"t(?:era)?flop(?:{_PER_S}|s|s/s){_EACH}",
-    "tokens/s": rf"(?:tok(?:en)?s?{_PER_S}|tps){_EACH}(?P<all>/all)?",
+    "TFLOP/s": rf"t(?:era)?flop(?:{_PER_S}|s|s/s){_PER_GPU}",
+    "tokens/s": rf"(?:tok(?:en)?s?{_PER_S}|tps){_PER_GPU}(?P<all>/all)?",
     "tokens/s/GPU": r"tgs",
     "samples/s": rf"(?:samples?|sequences?|examples?){_PER_S}",
     "steps/s": rf"(?:steps?|it|iters?|iterations?){_PER_S}",

@@ -23,6 +23,7 @@ from phalanx.frameworks.trainer_tuning import (
     loss_options,
 )
 from phalanx.frameworks.values import count, divided, product, truth, zero_level
+from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
 
 _STRATEGIES = {
     "1": 3, "FULL_SHARD": 3, "2": 2, "SHARD_GRAD_OP": 2, "3": 0, "NO_SHARD": 0,
@@ -271,7 +272,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     if type_ not in (None, "fp32"):
         job["compute"] = type_
     if s.engine == "fsdp":
-        options |= (reduction(type_) if s.zero else {}) | on_host(s.offload)
+        options |= (reduction(type_) if ZERO_LEVELS[s.zero or 0].state else {}) | on_host(s.offload)
     options |= _context(keys, config, axolotl, cp)
     tuning = read_axolotl.tuning(keys, engine, s, type_) if axolotl else read_axolotl.UNTUNED
     micro = product(s.micro_batch, tuning.sequences)
