@@ -51,7 +51,7 @@ class Prediction(Answer):
     step_time_s: float
     """The sum of `terms_s`."""
     step_time_low_s: float | None = None
-    """Between these two lie four of five measured steps of this kind, as far as published runs tell; None where our
+    """Between these two a measured step of this kind lies at 80 %, as far as published runs tell; None where our
     own runtime is priced exactly."""
     step_time_high_s: float | None = None
     interval: str = ""

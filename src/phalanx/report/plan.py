@@ -50,8 +50,8 @@ def lines(a: ModelPlan) -> Iterator[str]:
     if a.chunks:
         yield f"pipeline chunks, in order: {a.search.lengths}, as the plan lists them; {_equal_chunks(a)}"
     yield (
-        f"published runs of this kind took {best.step_time_low_s / best.step_time_s:.2f} to "
-        f"{best.step_time_high_s / best.step_time_s:.2f} times what was predicted (80 % of them): "
+        f"likely, at 80 %, by published runs: {best.step_time_low_s / best.step_time_s:.2f} to "
+        f"{best.step_time_high_s / best.step_time_s:.2f} times what is predicted, "
         f"{seconds(best.step_time_low_s)} to {seconds(best.step_time_high_s)}"
     )
     yield f"where the step goes: {', '.join(_largest(a))}"
