@@ -167,25 +167,25 @@ def _uneven(q: Question, steps: UnevenSteps) -> Prediction:
     """Return the prediction with unequal lengths: the terms of the even step, scaled, and the rest as `lengths`."""
     lengths, full = steps.lengths, _estimate(q)
     ways = {(way, by_cost): steps.step(way, by_cost) for way, by_cost in steps.ways}
-    asked = ways[lengths.way, lengths.balanced]
-    scale = (asked.even_s - asked.other_s) / (steps.priced.seconds - steps.other_s)
-    other = asked.other_s / steps.other_s if steps.other_s else 1.0
+    requested = ways[lengths.way, lengths.balanced]
+    scale = (requested.even_s - requested.other_s) / (steps.priced.seconds - steps.other_s)
+    other = requested.other_s / steps.other_s if steps.other_s else 1.0
     terms = {name: value * (scale if name in PIPELINED else other) for name, value in steps.priced.terms.items()}
-    times = asked.step_s / full.step_time_s
+    times = requested.step_s / full.step_time_s
     return replace(
         full,
-        step_time_s=asked.step_s,
+        step_time_s=requested.step_s,
         step_time_low_s=full.step_time_low_s and full.step_time_low_s * times,
         step_time_high_s=full.step_time_high_s and full.step_time_high_s * times,
-        tokens_per_s=asked.tokens_per_s,
-        tokens_per_s_per_gpu=asked.tokens_per_s / steps.strategy.world,
-        terms_s={**terms, "lengths": asked.step_s - sum(terms.values())},
+        tokens_per_s=requested.tokens_per_s,
+        tokens_per_s_per_gpu=requested.tokens_per_s / steps.strategy.world,
+        terms_s={**terms, "lengths": requested.step_s - sum(terms.values())},
         mfu=None,
         hfu=None,
         model_flops=None,
         six_n_flops=None,
         factors={},
-        lengths=UnevenLengths(lengths.line, asked, tuple(ways.values()), steps.cut_share),
+        lengths=UnevenLengths(lengths.line, requested, tuple(ways.values()), steps.cut_share),
     )
 
 

@@ -110,10 +110,10 @@ def _run_line(words: list[str], folder: Path) -> tuple[int, list[str]]:
     """Return (exit code of a command line in a folder, its lines of errors and failed assertions)."""
     from phalanx.cli.app import app
 
-    before, said, code = Path.cwd(), io.StringIO(), 0
+    before, stderr, code = Path.cwd(), io.StringIO(), 0
     os.chdir(folder)
     try:
-        with TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()), redirect_stderr(said):
+        with TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()), redirect_stderr(stderr):
             # A plan that is only checked is not kept.
             scratched = "plan" in words[:2] and not any(word.partition("=")[0] == "--out" for word in words)
             app([*words, "--out", f"{scratch}/plan.json"] if scratched else words)
@@ -121,7 +121,7 @@ def _run_line(words: list[str], folder: Path) -> tuple[int, list[str]]:
         code = exit_.code if isinstance(exit_.code, int) else 1
     finally:
         os.chdir(before)
-    lines = [line for line in said.getvalue().splitlines() if line.startswith(("failed:", "error:"))]
+    lines = [line for line in stderr.getvalue().splitlines() if line.startswith(("failed:", "error:"))]
     return code, lines or [f"exit code {code} of phalanx {shlex.join(words)}"]
 
 

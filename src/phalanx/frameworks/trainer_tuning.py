@@ -115,18 +115,18 @@ def preference_options(
         keys.understood = {key: meaning for key, meaning in keys.understood.items() if meaning != _PREFERRED}
         return {}, 1, ()
     of("beta")
-    who, named = ("base", "the model without adapters") if adapters else ("copy", "a frozen copy of the model")
+    reference, named = ("base", "the model without adapters") if adapters else ("copy", "a frozen copy of the model")
     loss = {of("pref_loss"), of("loss_type")}
     if method in _KL:
         if of("precompute_ref_log_probs") == "true":
             return {"reference": "base"}, 1, ("the model scores another prompt's answer for each example",)
         if "apo_zero_unpaired" in loss or keys.truth(f"{at}calculate_KL", _PREFERRED) is False:
-            return {"reference": who}, 1, (f"each example is a sequence, which {named} scores too",)
+            return {"reference": reference}, 1, (f"each example is a sequence, which {named} scores too",)
         note = f"{named} scores each sequence and one for the divergence, as the model does"
-        return {"reference": f"{who}-kl"}, 1, (note,)
+        return {"reference": f"{reference}-kl"}, 1, (note,)
     without = [of(name) == "true" for name in skips]
     if _PAIRED[method] and not any(without) and not loss & _PAIRED.keys() - {"ipo"}:
-        return {"reference": who}, 2, (f"each example is a pair of sequences, which {named} scores too",)
+        return {"reference": reference}, 2, (f"each example is a pair of sequences, which {named} scores too",)
     return {}, 2, ("each example is a pair of sequences",)
 
 

@@ -111,8 +111,8 @@ def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool, m
     sums = torch.empty(2, len(logits), dtype=wide, device=logits.device)  # of exponentials; target logit
     step = rows_at_once(logits)
     slices = [slice(low, low + step) for low in range(0, len(logits), step)]
-    for here in host_values.rounds(slices):
-        _sums(logits[here], top[here], index[here].unsqueeze(-1), sums[:, here])
+    for rows in host_values.rounds(slices):
+        _sums(logits[rows], top[rows], index[rows].unsqueeze(-1), sums[:, rows])
     sums[1].masked_fill_(elsewhere, 0)
     tp.all_reduce(sums, "head", "F").wait()
     total, chosen = sums.unbind()
@@ -120,9 +120,9 @@ def _loss(tp: TensorParallel, logits: Tensor, targets: Tensor, gradient: bool, m
     if gradient:
         norm = total if without is None else total.masked_fill(without, math.inf)
         ones = elsewhere.logical_not_().to(logits.dtype).neg_()
-        for here in host_values.rounds(slices):
-            _softmax(logits[here], top[here], norm[here])
-            logits[here].scatter_add_(-1, index[here].unsqueeze(-1), ones[here].unsqueeze(-1))
+        for rows in host_values.rounds(slices):
+            _softmax(logits[rows], top[rows], norm[rows])
+            logits[rows].scatter_add_(-1, index[rows].unsqueeze(-1), ones[rows].unsqueeze(-1))
     losses = total.log_() - chosen
     return (losses if without is None else losses.masked_fill_(without, 0)).sum()
 
@@ -161,23 +161,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, tp: TensorParallel, x: Tensor, weight: Tensor, targets: Tensor, slices: int, masked: bool
     ) -> Tensor:
         wide, gradient = accumulate_dtype(x.dtype), any(ctx.needs_input_grad[1:3])
-        every, arriving = (x, []) if tp.rows is None else tp.rows.gather(x, "head", "F")
-        size = len(every) // max(1, len(arriving))  # tokens of a handle
+        gathered, arriving = (x, []) if tp.rows is None else tp.rows.gather(x, "head", "F")
+        size = len(gathered) // max(1, len(arriving))  # tokens of a handle
         loss = torch.zeros((), dtype=wide, device=x.device)
-        d_x = every
+        d_x = gathered
         if gradient:
             d_x = torch.empty_like(x) if tp.rows is None else tp.rows.memory(x.shape[1], x)
         d_weight = torch.empty(weight.shape if gradient else 0, dtype=wide, device=x.device)
-        rows = len(every) // slices
-        for low in range(0, len(every), rows):
+        rows = len(gathered) // slices
+        for low in range(0, len(gathered), rows):
             here = slice(low, low + rows)
-            while arriving and low + rows > len(every) - size * len(arriving):
+            while arriving and low + rows > len(gathered) - size * len(arriving):
                 arriving.pop(0).wait()
-            d_logits = torch.mm(every[here], weight.t())  # (rows, rows of this rank), of the logits first
+            d_logits = torch.mm(gathered[here], weight.t())  # (rows, rows of this rank), of the logits first
             loss += _loss(tp, d_logits, targets[here], gradient, masked)
             if gradient:
                 torch.mm(d_logits, weight, out=d_x[here])
-                add_product(d_weight, d_logits.t(), every[here], low == 0)
+                add_product(d_weight, d_logits.t(), gathered[here], low == 0)
             del d_logits  # before the next slice
         if gradient:
             ctx.tp, ctx.rows = tp, tp.rows

@@ -98,18 +98,18 @@ def _effective(row: Row) -> Iterator[ScoredFigure]:
     published, kind = row.number("effective_pct"), row["effective_kind"].lower()
     if published is None or "utilisation" in kind or "utilization" in kind:
         return
-    said: list[str] = []
-    p = _premise(row, said)
+    reasons: list[str] = []
+    p = _premise(row, reasons)
     if p is None:
         return
     if p.given.interval_s is None:
-        said.append(f"saves every {p.interval_s / 60:.0f} min, the best")
+        reasons.append(f"saves every {p.interval_s / 60:.0f} min, the best")
     shares = p.shares()
     uptime = "uptime" in kind
     predicted = _up(shares) if uptime else float(shares.useful)
     bound = any(word in kind for word in ("lower bound", "over", ">"))
     name = "uptime" if uptime else "effective time"
-    figure = _figure(row, name, published / 100, predicted, said, bound)
+    figure = _figure(row, name, published / 100, predicted, reasons, bound)
     if abs(figure.error) > 0.02:
         figure = replace(figure, why="; ".join(filter(None, (figure.why, _miss(figure, p, shares)))))
     yield figure
@@ -322,23 +322,23 @@ def _checkpoint(row: Row) -> Iterator[ScoredFigure]:
     for name, quantity in (("save_s", "save"), ("load_s", "load"), ("stall_s", "stall")):
         if (published := stated[name]) is None or published == 0:
             continue
-        said: list[str] = []
+        reasons: list[str] = []
         blank = Row({**row.cells, f"checkpoint_{name}": "", "checkpoint_interval_s": ""})
         if name == "stall_s":
             blank = Row({**blank.cells, "checkpoint_save_s": ""})
         gpus = row.count("gpus")
         if not gpus:
-            said.append("one node of 8 GPUs")
+            reasons.append("one node of 8 GPUs")
         waits = name != "stall_s" or ("async" not in _text(row) and "flash" not in _text(row))
         p = _premise(Row({**blank.cells, "gpus": str(gpus or 8)}), [])
         assert p is not None
-        _storage(row, said)
+        _storage(row, reasons)
         predicted = p.load_s if name == "load_s" else p.save_s if waits else p.saving.stall_s
-        figure = _figure(row, quantity, published, predicted, said)
+        figure = _figure(row, quantity, published, predicted, reasons)
         if abs(figure.error) > _NEAR:
             rate = p.trained.checkpoint_bytes / published / 1e9
             of = "bandwidth" if waits else "copy"
-            figure = replace(figure, why="; ".join([*said, f"a {of} of {rate:.3g} GB/s would explain it"]))
+            figure = replace(figure, why="; ".join([*reasons, f"a {of} of {rate:.3g} GB/s would explain it"]))
         yield figure
 
 

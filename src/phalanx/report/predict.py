@@ -37,7 +37,7 @@ def _lengths(p: Prediction) -> Iterator[Sheet]:
     """Yield a table of the step with documents of unequal lengths, a row for each way of batching them."""
     if p.lengths is None:
         return
-    asked = p.lengths.asked
+    requested = p.lengths.asked
     names = columns(
         "way | step [s] | tokens/s [count] | documents a step [count] | padding [share] | waiting [share] | "
         "most attention of a rank [number]"
@@ -49,7 +49,7 @@ def _lengths(p: Prediction) -> Iterator[Sheet]:
     cut = f"{p.lengths.cut_share:.1%} of the tokens are beyond a sequence and not trained"
     note = f"{cut}; most attention: of the mean"
     title = f"documents of {p.lengths.line}"
-    yield Sheet(title, names, rows, note, marked=p.lengths.ways.index(asked), charted=False)
+    yield Sheet(title, names, rows, note, marked=p.lengths.ways.index(requested), charted=False)
 
 
 def heading(q: Premises) -> str:

@@ -62,8 +62,8 @@ def server_room(lines: LinesRead) -> ServerRoom:
     q = query.question
     assert query.layout is not None
     copy = Search(q, query.layout).copy_of(q.weights[0], query.layout)
-    each = copy.cache_tokens // query.layout.attention_dp
-    weights = () if each else (f"{STOPS}: {copy.missing}",)
+    group_tokens = copy.cache_tokens // query.layout.attention_dp
+    weights = () if group_tokens else (f"{STOPS}: {copy.missing}",)
     taken = checkpoint_assumption(q.model, query.model_name, q.weights[0])
     return ServerRoom(
         model=query.model_name,
@@ -71,10 +71,15 @@ def server_room(lines: LinesRead) -> ServerRoom:
         engine=q.engine.name,
         gpus=q.gpus,
         title=f"{request.layout}, {q.weights[0]}",
-        cache_tokens=each,
+        cache_tokens=group_tokens,
         replicas=q.gpus // query.layout.gpus * query.layout.attention_dp,
         longest=lines.longest,
         memory=memory_words(copy),
-        caveats=(*(weights or lines.stopped(each)), *lines.caveats, *query.caveats, *([taken] if taken else [])),
+        caveats=(
+            *(weights or lines.stopped(group_tokens)),
+            *lines.caveats,
+            *query.caveats,
+            *([taken] if taken else []),
+        ),
         notes=(*lines.notes, *query.notes),
     )

@@ -22,18 +22,18 @@ _CARDS = {"bf16": 2, "fp8": 1}
 
 def cache(model: ModelSpec, seq: int) -> Sheet:
     """Tabulate a model's KV cache by number type, and for comparison with keys and values of all heads."""
-    m, layers, every, all_heads = shape_of(model), Counter[str](), Counter[str](), Counter[bool]()
+    m, layers, all_layers, all_heads = shape_of(model), Counter[str](), Counter[str](), Counter[bool]()
     for block, n in architecture(model).kinds.items():
         for s in block.sublayers:
             if (attend := s.first(Attend)) is not None:
                 text, of_all = _elements(s, attend)
                 layers[text] += n
-                every[of_all] += n
+                all_layers[of_all] += n
                 all_heads[attend.window is not None] += n * attend.y.dim.count * (attend.key + attend.value)
     actual, whole = ("latents", "as keys and values of all heads") if m.latent_layers else _GROUPED
     sizes = [(actual, _kinds(layers), m.cache, m.window_cache)]
     if all_heads.total() > m.cache + m.window_cache:
-        sizes.append((whole, _kinds(every), all_heads[False], all_heads[True]))
+        sizes.append((whole, _kinds(all_layers), all_heads[False], all_heads[True]))
     states = round(STATE_BYTES * m.state + INPUT_BYTES * m.inputs)
     rows = []
     for title, elements, width, local in sizes:

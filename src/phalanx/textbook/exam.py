@@ -94,18 +94,18 @@ def exercises_of(exam: Exam, student: str) -> list[Exercise]:
         remedy = nearest(student, dict.fromkeys(exam.students))
         raise InputError("student", student, "is not among the exam's", remedy)
     choose = random.Random(f"{exam.seed} {student}")
-    asked: dict[str, Exercise] = {}
+    by_question: dict[str, Exercise] = {}
     for key, count in sorted(exam.mix.items(), key=lambda item: len(_names(item[0]))):  # the least choice first
         left, misses = count, 0
         while left and misses < _MISSES:
             drawing = exercise(choose.choice(_names(key)), choose.random())
             misses += 1
-            if drawing.question not in asked:
-                asked[drawing.question] = drawing
+            if drawing.question not in by_question:
+                by_question[drawing.question] = drawing
                 left, misses = left - 1, 0
         if left:
             raise InputError(f"mix.{key}", count, f"are more than there are: {count - left}", "ask for fewer")
-    return [*sorted(asked.values(), key=lambda e: (e.level, e.topic)), *exam.own]
+    return [*sorted(by_question.values(), key=lambda e: (e.level, e.topic)), *exam.own]
 
 
 def file_name(student: str) -> str:

@@ -155,47 +155,47 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
     columns, about = TraceColumns(), dict[str, Any]()
     processes: list[int] = []
     ours = False
-    seen = 0
+    spans = 0
     try:
         for event in _events(window, about):
-            seen += 1
+            spans += 1
             if event.get("ph") != "X":
                 continue
             try:
                 category = event["cat"]
-                where = _CATEGORIES.get(category)
-                if where is None:
+                track = _CATEGORIES.get(category)
+                if track is None:
                     ours |= _add_span(columns, processes, event)
                     continue
                 word = event["name"]
-                kind = kind_of(word, where)
+                kind = kind_of(word, track)
                 if kind < 0:
                     continue
                 given = event.get("args")
                 args = given if isinstance(given, dict) else {}
-                if kind == _PRODUCTS and where == "op" and (types := args.get("Input type")):
+                if kind == _PRODUCTS and track == "op" and (types := args.get("Input type")):
                     word = f"{word} {types[0]}"
                 start = float(event["ts"]) / 1e6
                 stop = start + float(event["dur"]) / 1e6
                 call = _call(word, args, about) if KINDS[kind] == "communication" else None
-                if call is not None and where in ("host", "span") and word.startswith("nccl"):
+                if call is not None and track in ("host", "span") and word.startswith("nccl"):
                     continue  # when it was issued; its kernel says when it ran
-                columns.add(word, kind, TRACKS.index(where), start, stop, call)
+                columns.add(word, kind, TRACKS.index(track), start, stop, call)
                 processes.append(0)
             except (KeyError, TypeError, ValueError, OverflowError):
                 continue
     except EOFError:
-        notes.append(f"ends in the middle; {window.cut or f'its first {seen:,} events are used'}")
+        notes.append(f"ends in the middle; {window.cut or f'its first {spans:,} events are used'}")
     except (ValueError, RecursionError):
         if not len(columns.start):
             raise InputError(
                 "trace", name, window.cut or "is not a trace", "expected Chrome's trace-event JSON, may be .gz"
             ) from None
-        notes.append(f"is not JSON after {seen:,} events, which are used")
+        notes.append(f"is not JSON after {spans:,} events, which are used")
     if not len(columns.start):
-        what = "has no activity of a program" if seen else "has no traceEvents"
+        reason = "has no activity of a program" if spans else "has no traceEvents"
         remedy = "record some steps with torch.profiler, and export them within the active steps"
-        raise InputError("trace", name, what, remedy)
+        raise InputError("trace", name, reason, remedy)
     if ours:
         ranks = np.array(processes)
         return [columns.trace(name, int(r), None, "", tuple(notes), ranks == r) for r in np.unique(ranks)]
@@ -204,9 +204,9 @@ def _read(window: _Window, name: str, notes: list[str]) -> list[RankTrace]:
     devices = about.get("deviceProperties")
     known = [d.get("name", "") for d in devices if isinstance(d, dict)] if isinstance(devices, list) else []
     if known and _DEVICE not in columns.where:  # its operators on the CPU only launch
-        what = "is cut before the kernels" if notes else "has no kernels"
+        reason = "is cut before the kernels" if notes else "has no kernels"
         raise InputError(
-            "trace", name, f"{what} of its {known[0]}", "record the whole step with ProfilerActivity.CUDA"
+            "trace", name, f"{reason} of its {known[0]}", "record the whole step with ProfilerActivity.CUDA"
         )
     rank, world = _number(info.get("rank")), _number(info.get("world_size"))
     return [columns.trace(name, rank, world, str(known[0]) if known else "", tuple(notes))]

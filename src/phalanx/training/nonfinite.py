@@ -169,20 +169,20 @@ def _describe(
     # A rank produced it.
     local = first(first_seen)
     if local is not None:
-        f, where = local
-        return f"{f.what} on {where.format(f' in micro-batch {f.micro_batch} is not finite')}"
+        f, position = local
+        return f"{f.what} on {position.format(f' in micro-batch {f.micro_batch} is not finite')}"
     # The reduction produced it, in both runs.
     summed = first(twice)
     if summed is not None:
-        f, where = summed
+        f, position = summed
         return (
-            f"every rank's own gradients are finite, but the reduced one of {f.what} is not on {where.format('')}: "
-            "it is too large for its type, or communication is at fault"
+            f"every rank's own gradients are finite, but the reduced one of {f.what} is not on {position.format('')}"
+            ": it is too large for its type, or communication is at fault"
         )
     # It happened in the first run only.
     transient = "this did not happen again when the step was repeated: a transient fault of hardware or communication"
     reduced = first(once)
     if reduced is not None:
-        f, where = reduced
-        return f"the reduced gradient of {f.what} was not finite on {where.format('')}; {transient}"
+        f, position = reduced
+        return f"the reduced gradient of {f.what} was not finite on {position.format('')}; {transient}"
     return f"loss or gradient norm was not finite, but every gradient is: their norm overflows, or {transient}"

@@ -117,8 +117,8 @@ def rows_of(path: Path) -> KernelRows:
     text = {name: np.array([(row[name] or "").strip() for row in rows]) for name in _WORDS}
     cells = text | {name: np.array([_number(row[name]) for row in rows]) for name in _NUMBERS}
     reasons: dict[int, tuple[str, str]] = {}
-    for at, column, wanted in _refusals(cells):
-        reasons.setdefault(at, (column, wanted))
+    for at, column, needed in _refusals(cells):
+        reasons.setdefault(at, (column, needed))
     whole = np.array([n not in reasons for n in range(len(rows))])
     out, other_rows = {}, 0
     for name, (kind, _) in _KINDS.items():
@@ -130,9 +130,9 @@ def rows_of(path: Path) -> KernelRows:
         if keep.any():
             out[kind] = MeasuredKernels(kind, {column: values[keep] for column, values in cells.items()})
     refused = {}
-    for (column, wanted), count in Counter(reasons.values()).most_common():
-        first = next(at for at, reason in sorted(reasons.items()) if reason == (column, wanted))
-        refused[f"{column} = {(rows[first][column] or '')[:30]!r} (row {first + 1}): needs {wanted}"] = count
+    for (column, needed), count in Counter(reasons.values()).most_common():
+        first = next(at for at, reason in sorted(reasons.items()) if reason == (column, needed))
+        refused[f"{column} = {(rows[first][column] or '')[:30]!r} (row {first + 1}): needs {needed}"] = count
     return KernelRows(out, other_rows, refused)
 
 

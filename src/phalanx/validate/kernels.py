@@ -205,7 +205,7 @@ def kernel_scores(path: Path | None = None) -> dict[str, Any]:
     without = json.loads(LEFT_OUT.read_text())
     out: dict[str, Any] = {"by_kind": {}, "by_gpu": {}}
     by_gpu: dict[str, list[tuple[Floats, Floats, Floats]]] = {}
-    every = []
+    predictions = []
     # Each kind, with the constants that ship and with those fitted without the row's GPU.
     for kind, rows in file.by_kind.items():
         prediction = predicted_seconds(rows)
@@ -223,11 +223,11 @@ def kernel_scores(path: Path | None = None) -> dict[str, Any]:
             for mine in (rows.gpus == gpu,)
         }
         if kind != "all-reduce":
-            every.append((prediction, blind, rows.seconds))
+            predictions.append((prediction, blind, rows.seconds))
     # Over all kinds, by GPU and in total.
     for gpu, parts in by_gpu.items():
         out["by_gpu"][gpu] = _scored(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    whole = [np.concatenate(column) for column in zip(*every, strict=True)] or [np.empty(0)] * 3
+    whole = [np.concatenate(column) for column in zip(*predictions, strict=True)] or [np.empty(0)] * 3
     out["kernels"] = _scored(*whole)
     return out | {"not_modelled": file.other_rows, "refused": dict(file.refused)}
 

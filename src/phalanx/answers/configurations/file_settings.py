@@ -123,7 +123,7 @@ class FileSettings:
             )
         self.original = self.original or old
         result = []
-        said = {plain(edit.key) for edits in own_words.values() for edit in edits}
+        stated_keys = {plain(edit.key) for edits in own_words.values() for edit in edits}
         s, left = after.strategy, self._no_longer_followed(before.strategy, after.strategy)
         along = {n for n, other in self.q.followed.items() if getattr(s, n) == getattr(s, other)}
         for key in dict.fromkeys((*old, *new)):
@@ -135,7 +135,7 @@ class FileSettings:
                 name in along
                 or (old.get(key) == new.get(key) and name not in left)
                 or name in own_words
-                or plain(key) in said
+                or plain(key) in stated_keys
             ):
                 continue
             name, value = self._entry(key) or self._earlier(name, old, new) or (self._spelt(key.lstrip("-")), "")

@@ -65,10 +65,10 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     _require_priceable(path, asked, reading)
     gpus = gpus_of(reading, asked.gpus, path)
     strategy = strategy_of(c, gpus, asked.gpus is not None)
-    said = []
+    remarks = []
     void_zero = s.zero if s.level and s.level.state and not strategy.level.state else None
     if void_zero is not None and "zero=" not in str(asked.strategy or ""):
-        said.append(f"zero={void_zero} of the file shards nothing over one rank: it is priced as zero=0")
+        remarks.append(f"zero={void_zero} of the file shards nothing over one rank: it is priced as zero=0")
     if asked.batch is None and c.kind == "megatron" and s.global_batch is None:
         reason = f"is missing: {_open(path, 'global_batch', reading)}"
         raise InputError("batch", None, reason, "say how many sequences")
@@ -77,7 +77,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     steps = s.accumulation or READ_BY[c.kind].accumulation
     if s.micro_batch is None and steps and (micro := divided(batch, strategy.dp * steps)) and micro > 1:
         strategy = replace(strategy, micro_batch=micro)
-        said.append(f"micro_batch={micro}: {batch} sequences over dp={strategy.dp}, accumulated {steps} times")
+        remarks.append(f"micro_batch={micro}: {batch} sequences over dp={strategy.dp}, accumulated {steps} times")
     if asked.seq is None and s.seq is None:
         raise InputError("seq", None, f"is missing: {_open(path, 'seq', reading)}", "say how long")
     seq = asked.seq or s.seq or 1
@@ -94,7 +94,7 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     strategy = _dealt_out(strategy, c, model, options)
     strategy, options = _with_bucket(strategy, options, reading, model.hidden)
     strategy, unpriced = _priceable(strategy)
-    notes = [*said, *notes, *unpriced]
+    notes = [*remarks, *notes, *unpriced]
     # The options have priority over the job's type of products.
     computed = c.job.get("compute")
     own = computed if options.products != "auto" else computed or s.precision

@@ -90,21 +90,21 @@ def release_named(name: str) -> tuple[str, str]:
 
     `megatron-core-0.13` is the framework `megatron-core` at a release without a row or constants; the nearest release
     is taken. A name of another form, or of an unknown framework, is returned unchanged, for the lookup to refuse."""
-    asked = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
+    release = re.fullmatch(r"([a-z][a-z-]*?)[-_ ]?v?([0-9]{1,9}(?:\.[0-9]{1,9})*)", name)
     if name in _AS_SAID:
         row = DOCUMENTED[_AS_SAID[name]]
         return row.name, f"{name} is taken for {row.name} ({row.title})"
-    if name in DOCUMENTED or name in STACKS or asked is None:
+    if name in DOCUMENTED or name in STACKS or release is None:
         return name, ""
     releases = {
         known: of
-        for framework in {asked[1], _AS_SAID.get(asked[1], asked[1])}
+        for framework in {release[1], _AS_SAID.get(release[1], release[1])}
         for known in (*DOCUMENTED, *STACKS)
         if (of := _release(known, framework)) is not None
     }
     if not releases:
         return name, ""
-    wanted = _number(asked[2])
+    wanted = _number(release[2])
     nearest = min(releases, key=lambda known: (abs(_number(releases[known]) - wanted), -_number(releases[known])))
     title = f" ({DOCUMENTED[nearest].title})" if nearest in DOCUMENTED else ""
     return nearest, f"{name} is not known: {nearest}{title}, the nearest release, is taken"

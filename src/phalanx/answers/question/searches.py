@@ -30,11 +30,11 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
     First: degrees that only a program's code can set are 1, unless the query names them or the file's `layout` has
     more. Then, where the stack has the option: with gradients accumulated in shards; if there is a file, with the
     optimizer's state on the host, where a key moves it alone, and the parameters too. Last: with any degrees."""
-    said, row = _stated_conditions(query), row_of(stack) if stack in STACKS else None
+    stated, row = _stated_conditions(query), row_of(stack) if stack in STACKS else None
     degrees = [n for n in (row.fields_in_code if row else ()) if getattr(layout, n, None) in (None, 1)]
-    coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", said)]
-    limited, degrees_at_1 = ", ".join(filter(None, (said, *coded))), ", ".join(coded)
-    named, has = f"{said} {query.options}", row.options if row else {}
+    coded = [f"{n}=1" for n in degrees if not re.search(rf"\b{n}\b", stated)]
+    limited, degrees_at_1 = ", ".join(filter(None, (stated, *coded))), ", ".join(coded)
+    named, has = f"{stated} {query.options}", row.options if row else {}
     notes = {limited: ""}
     if coded:
         only = f"only a program's code sets more, no configuration of {stack}"
@@ -48,7 +48,7 @@ def searches_of(query: Query, stack: str, layout: object = None) -> Iterator[Que
         for line in (*alone, f"optimizer_offload=1, parameter_offload=1{both}"):
             notes[", ".join(filter(None, (limited, line)))] = f"{line}: nothing fits without"
     notes.setdefault(
-        said, f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
+        stated, f"no answer with {degrees_at_1}: more is set by a program's code, by no configuration of {stack}"
     )
     for where, note in notes.items():
         question = read(replace(query, strategy=None, where=where or None), searched=layout is None)

@@ -49,25 +49,25 @@ class TrainingSweep:
 def families(file: JobFile, ranks: int) -> Iterator[str]:
     """Yield the strategy's line of each family over a number of ranks."""
     batch = file.job.global_batch
-    whole, each = f"micro_batch={batch}", f"micro_batch={max(1, batch // ranks)}"
-    few = f"micro_batch={max(1, batch // (2 * ranks))}"
+    whole, rank_batch = f"micro_batch={batch}", f"micro_batch={max(1, batch // ranks)}"
+    half_batch = f"micro_batch={max(1, batch // (2 * ranks))}"
     yield f"dp=1,{whole}"
     yield f"dp=1,{whole},recompute=full"
     if ranks == 1:
         return
-    yield from (f"dp={ranks},zero={zero},{each}" for zero in range(4))
+    yield from (f"dp={ranks},zero={zero},{rank_batch}" for zero in range(4))
     if ranks % 2 == 0 and ranks > 2:
-        yield f"dp={ranks},zero=3,shard={ranks // 2},{each}"
-    yield from (f"dp={ranks},compression={name},{each}" for name in ("int8", "powersgd:4"))
+        yield f"dp={ranks},zero=3,shard={ranks // 2},{rank_batch}"
+    yield from (f"dp={ranks},compression={name},{rank_batch}" for name in ("int8", "powersgd:4"))
     yield f"tp={ranks},{whole}"
     yield f"tp={ranks},sp=1,{whole}"
     yield f"cp={ranks},{whole}"
     yield f"cp={ranks},ulysses={ranks},{whole}"
     if file.model.experts is not None:
-        yield f"dp={ranks},ep={ranks},{each}"
+        yield f"dp={ranks},ep={ranks},{rank_batch}"
     for name, facts in SCHEDULES.items():
         virtual = f",virtual={facts.chunks}" if facts.takes_virtual else ""
-        yield f"pp={ranks},schedule={name}{virtual},{few}"
+        yield f"pp={ranks},schedule={name}{virtual},{half_batch}"
 
 
 def sweep(file: JobFile, steps: int, announce: Announce) -> TrainingSweep:

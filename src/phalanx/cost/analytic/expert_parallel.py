@@ -32,8 +32,8 @@ def expert_parallel(
     forward: Column = 0.0
     backward: Column = 0.0
     for flow in flows:
-        each = seconds_of(dispatch_flow(flow, kind, layout, system, profile), system)
-        forward, backward = forward + flow.count("F") * each, backward + flow.count("B") * each
+        flow_s = seconds_of(dispatch_flow(flow, kind, layout, system, profile), system)
+        forward, backward = forward + flow.count("F") * flow_s, backward + flow.count("B") * flow_s
     if np.any(profile.overlaps_experts):
         # Another micro-batch's products run meanwhile; the uncovered part is exposed, and the products are slowed.
         slowed, overlaps = profile.contention - 1, np.asarray(profile.overlaps_experts) > 0
@@ -42,12 +42,12 @@ def expert_parallel(
             for sent, own in ((forward, compute.forward), (backward, compute.backward))
         )
     fixed = permutation_s(_permuted_rows(kind, layout), kind, system, profile)
-    each = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
+    expert_s = profile.expert_s * np.maximum(kind.experts / layout.ep, 1)
     shown, waits = 1 - profile.ep_overlap, np.where(np.asarray(layout.ep) > 1, profile.imbalance, 0.0)
     most = most_loaded(kind, layout, profile)
     return Passes(
-        (forward * shown + fixed) * (1 + most) + each + (waits + most) * products.forward,
-        (backward * shown + fixed) * (1 + most) + 2 * each + (waits + most) * products.backward,
+        (forward * shown + fixed) * (1 + most) + expert_s + (waits + most) * products.forward,
+        (backward * shown + fixed) * (1 + most) + 2 * expert_s + (waits + most) * products.backward,
     )
 
 

@@ -235,7 +235,7 @@ class _Share:
         fresh = blocks * self.fresh + ends * self.fresh_ends
         fresh = np.clip(activations + loss - self.stored - self.recomputed, 0.0, fresh)
         # Activations reuse the memory of the update's temporaries, which are therefore not live at the peak.
-        held = state - np.minimum(idle, transient) - fresh
+        held_bytes = state - np.minimum(idle, transient) - fresh
         transient = np.maximum(transient - idle, 0.0) - fresh
         updated = blocks * self.updated + ends / self.end_shards
         update = np.maximum(self._update(updated) - self._unsharded(params, updated), 0.0)
@@ -246,7 +246,7 @@ class _Share:
             np.where(later, 0.0, gathered),
             np.where(later, 0.0, loss),
             np.where(later, 0.0, activations),
-            np.where(later, state, held),
+            np.where(later, state, held_bytes),
             np.where(later, update, 0.0),
         )
 
@@ -289,8 +289,8 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
     dense_params, expert_params = _parameters_of_block(shape, layout)
     params = dense_params + expert_params
     zero = sharding(layout, profile.policy)
-    apart = np.asarray(experts_apart(layout)) > 0
-    expert_shards = np.where(apart, np.where(zero.state, expert_ranks(layout), 1.0), zero.shards)
+    separate_experts = np.asarray(experts_apart(layout)) > 0
+    expert_shards = np.where(separate_experts, np.where(zero.state, expert_ranks(layout), 1.0), zero.shards)
     dense_bytes = state_bytes(layout, profile, zero, zero.shards)
     expert_bytes = state_bytes(layout, profile, zero, expert_shards)
     cast_bytes = cast_weight_bytes(layout, profile)
@@ -309,13 +309,13 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
     state_shards, trained = np.where(zero.state, zero.shards, 1.0), 1.0 - layout.frozen
     unit = np.where(shape.wraps_blocks, params, shape.unit_params / layout.tp)
     root = np.where(shape.wraps_blocks, shape.ends, shape.root_params) / layout.tp
-    matrix = np.maximum(_two_matrices(shape, layout, apart) / 2, ends.larger)
+    matrix = np.maximum(_two_matrices(shape, layout, separate_experts) / 2, ends.larger)
     in_turn = np.where(
         np.asarray(profile.by_matrix) > 0, _WHOLE_UNITS * matrix, (_WHOLE_UNITS - layout.frozen) * unit + root
     )
     # A single rank computes with its shard itself.
     in_turn = np.where((zero.shards <= 1) & (profile.parameters_on_host == 0), trained * unit, in_turn)
-    of_blocks = 2 * dense_params + np.where(apart, 3.0, 2.0) * expert_params
+    of_blocks = 2 * dense_params + np.where(separate_experts, 3.0, 2.0) * expert_params
     # Gradients of several micro-batches add up from the first on.
     fresh = profile.accumulated_bytes * profile.frees_gradients * (layout.micro_batches <= 1)
     fresh = fresh * np.where(zero.state, 1 - np.asarray(profile.gradients_on_host), 1.0)
@@ -339,7 +339,7 @@ def _share(shape: Shape, layout: LayoutColumns, profile: Profile, ends: _Ends, s
         np.where(np.asarray(profile.unit_buffers) > 0, 0.0, reduced),
         of_blocks,
         # At level 2 a matrix has a bucket of its own.
-        np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, apart)),
+        np.where(zero.parameters, of_blocks, _two_matrices(shape, layout, separate_experts)),
         bucket_buffer_bytes(profile, zero, bucket_bytes(layout, profile))[0],
         fresh * (dense_params / gradient_shards + expert_params / of_experts),
         fresh / gradient_shards,

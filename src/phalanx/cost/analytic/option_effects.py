@@ -265,17 +265,17 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
     )
     if o.state_on_host:
         new = replace(new, policy=replace(by.policy, levels_alone=1.0))
-    here = 1 - o.optimizer_offload
+    device_share = 1 - o.optimizer_offload
     each = _FOREACH if o.update == "foreach" else new.update_bytes
-    new = replace(new, update_bytes=each * here)
+    new = replace(new, update_bytes=each * device_share)
     if o.parameter_offload:
         new = replace(new, full_shard_bytes=new.full_shard_bytes - _WEIGHT)
     if o.lora:
         # Frozen parameters have only a weight; embedding and head stay in 16 bits.
         base, ends = BASE_BYTES[o.base], model.ends / model.params
         weight = base * (1 - ends) + 2.0 * ends
-        here = 0.0 if o.parameter_offload else weight
-        new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=here, replica_bytes=0.0)
+        device_bytes = 0.0 if o.parameter_offload else weight
+        new = replace(new, whole_bytes=weight, kept_bytes=weight, full_shard_bytes=device_bytes, replica_bytes=0.0)
         new = replace(new, shard_bytes=0.0, accumulated_bytes=0.0, idle_bytes=0.0)
         # A frozen norm does not keep what its weight multiplies.
         new = replace(new, kept_casts=0.0, kept_norm=by.kept_norm / 2)
@@ -288,9 +288,9 @@ def _state(by: Profile, model: Shape, o: StackOptions) -> Profile:
             new = replace(new, parameter_bytes=weight)  # gathered as they are stored
     if o.reference.startswith("copy"):  # whole below level 3
         more = new.parameter_bytes
-        here = 0.0 if o.parameter_offload else more
+        device_bytes = 0.0 if o.parameter_offload else more
         new = replace(new, whole_bytes=new.whole_bytes + more, kept_bytes=new.kept_bytes + more)
-        new = replace(new, full_shard_bytes=new.full_shard_bytes + here)
+        new = replace(new, full_shard_bytes=new.full_shard_bytes + device_bytes)
     return new
 
 

@@ -56,30 +56,30 @@ def _line(s: StatePerParameter, over: str) -> str:
     groups: dict[tuple[str, int], list[str]] = {}
     for part in s.parts:
         groups.setdefault((part.of, part.shards), []).append(f"{part.what} {part.bytes_per_parameter:.4g}")
-    said = [
+    terms = [
         f"{'of adapters: ' if of == ADAPTERS else ''}{', '.join(words)} "
         + ("whole" if shards == 1 else f"over {shards:,} ranks ({over})")
         for (of, shards), words in groups.items()
     ]
     if any(part.shards not in (1, s.expert_shards) for part in s.parts):
-        said.append(f"of experts over {s.expert_shards:,}")
+        terms.append(f"of experts over {s.expert_shards:,}")
     if s.on_host:
         there = ["weights"] * s.weights_on_host + ["master weights"] + ["gradients"] * bool(s.gradients_on_host)
-        said.append(f"{s.on_host:.0%} of {', '.join(there)} and moments on the host instead")
+        terms.append(f"{s.on_host:.0%} of {', '.join(there)} and moments on the host instead")
     if s.idle_bytes:
-        said.append(f"{s.idle_bytes:.3g} of these are free when activations are at their fullest")
-    return f"state, bytes a parameter on a rank: {'; '.join(said)}"
+        terms.append(f"{s.idle_bytes:.3g} of these are free when activations are at their fullest")
+    return f"state, bytes a parameter on a rank: {'; '.join(terms)}"
 
 
 def state_of(model: Shape, layout: LayoutColumns, by: Profile, job: Job, options: StackOptions) -> StatePerParameter:
     """Return the state of one strategy. `by`: the stack's constants with these options."""
     zero = sharding(layout, by.policy)
     shards = int(zero.shards) if zero.state else 1
-    frozen, here = bool(options.lora), 1 - options.optimizer_offload
+    frozen, device_share = bool(options.lora), 1 - options.optimizer_offload
     sizes = per_parameter(job.precision, job.optimizer, options)
     apart = job.precision.master_dtype != job.precision.compute
-    moments = here * (float(moment_bytes(model, options)) + sizes.moments - MIXED.moments)
-    master = here * (BYTES[options.master] + sizes.master * apart - MIXED.master)
+    moments = device_share * (float(moment_bytes(model, options)) + sizes.moments - MIXED.moments)
+    master = device_share * (BYTES[options.master] + sizes.master * apart - MIXED.master)
     gradients, reduced = float(by.accumulated_bytes), float(by.reduced_bytes)
     there = float(by.gradients_on_host) * bool(zero.reduces_each or zero.by_unit)
     gradients *= 1 - there
@@ -111,7 +111,7 @@ def state_of(model: Shape, layout: LayoutColumns, by: Profile, job: Job, options
         of_adapters = (
             ("weights", 2.0 * (1 - on_host), shards if by_unit else 1),
             ("gradients", 4.0 * (1 - on_host * zero.reduces_each), shards if zero.reduces_each else 1),
-            ("master weights and moments", float(by.adapter_state_bytes) * here, shards),
+            ("master weights and moments", float(by.adapter_state_bytes) * device_share, shards),
         )
         parts += [StatePart(what, float(n), over, ADAPTERS) for what, n, over in of_adapters if n > _NOTHING]
     axes = "x".join(name for name, n in (("dp", layout.dp), ("cp", layout.cp)) if n > 1)

@@ -59,8 +59,8 @@ class Parameters:
 
 def parameters_of(shape: Shape, layout: LayoutColumns, rank_units: UnitCount) -> Parameters:
     """Return the parameters of a rank with these units, or of several ranks together with theirs."""
-    each = list(zip(rank_units.blocks, shape.kinds, strict=True))
-    blocks = sum(count * kind.on_rank(layout.tp) for count, kind in each)
+    counted_kinds = list(zip(rank_units.blocks, shape.kinds, strict=True))
+    blocks = sum(count * kind.on_rank(layout.tp) for count, kind in counted_kinds)
     vocab = np.ceil(shape.vocab / layout.tp) * shape.hidden
     positions = np.where(shape.embedding_params > 0, shape.embedding_params - shape.vocab * shape.hidden, 0.0)
     tied = np.asarray(shape.tied) > 0
@@ -73,7 +73,7 @@ def parameters_of(shape: Shape, layout: LayoutColumns, rank_units: UnitCount) ->
     copies = np.where(shared, np.minimum(rank_units.embed + rank_units.head, 1.0), rank_units.embed + rank_units.head)
     kept_units = rank_units.head + np.where(tied, copies, 0.0)
     units = rank_units.all_blocks + rank_units.embed * (~tied | (positions > 0)) + kept_units
-    experts = sum(count * kind.expert_params for count, kind in each) / (layout.ep * layout.etp)
+    experts = sum(count * kind.expert_params for count, kind in counted_kinds) / (layout.ep * layout.etp)
     if not np.all(shape.wraps_blocks):  # the root's are gathered once
         kept = np.where(shape.wraps_blocks, kept, shape.root_params / layout.tp / layout.pp)
         kept_units = np.where(shape.wraps_blocks, kept_units, 1.0)
@@ -144,15 +144,15 @@ def gradient_flows(
     """Return the collectives of gradients and parameters of a rank with these units. `stride`: distance in ranks
     along dp and cp together. `bucket_bytes`: bytes of gradients reduced together, if not by unit."""
     p = parameters_of(shape, layout, rank_units)
-    apart = experts_apart(layout)
+    separate_experts = experts_apart(layout)
     ranks, edp = layout.dp * layout.cp, expert_ranks(layout)
     replica_stride = np.where(zero.shards > 1, layout.dp_stride * zero.shards / layout.cp, stride)
     # Dense parameters, and experts that reduce over the same ranks.
-    dense = p.dense + np.where(apart, 0.0, p.experts)
+    dense = p.dense + np.where(separate_experts, 0.0, p.experts)
     narrow = (np.asarray(layout.narrow_gathers) > 0) & zero.parameters
     numbers, of_experts = _scales(shape, layout, rank_units) if np.any(narrow) else (0.0, 0.0)
-    blocks = narrow * (p.blocks + np.where(apart, 0.0, p.experts))
-    numbers = numbers + np.where(apart, 0.0, of_experts)
+    blocks = narrow * (p.blocks + np.where(separate_experts, 0.0, p.experts))
+    numbers = numbers + np.where(separate_experts, 0.0, of_experts)
     units, over = narrow * rank_units.all_blocks, (ranks, stride, zero.shards, zero.replicas, replica_stride)
     # A tied embedding is reduced by two chunks if the rank has both ends of a V.
     both_ends = (
@@ -164,10 +164,10 @@ def gradient_flows(
     groups = [_Group("dp", dense, p.kept, *over, p.units, p.kept_units, blocks, units, narrow * numbers, twice)]
     # Experts that reduce over ranks of their own.
     if np.any(p.experts):
-        params, shards = np.where(apart, p.experts, 0.0), np.where(zero.state, edp, 1.0)
+        params, shards = np.where(separate_experts, p.experts, 0.0), np.where(zero.state, edp, 1.0)
         between = layout.edp_stride
         over, units = (edp, between, shards, edp / shards, between), _expert_units(shape, rank_units)
-        numbers = narrow * np.where(apart, of_experts, 0.0)
+        numbers = narrow * np.where(separate_experts, of_experts, 0.0)
         groups.append(_Group("edp", params, 0.0, *over, units, 0.0, narrow * params, narrow * units, numbers))
     flows: list[Flow] = []
     for group in groups:

@@ -206,8 +206,8 @@ def _attention_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> tu
     """Return bytes per token that attention keeps, for 2-byte elements: of its core's inputs (queries, keys, values
     and their sources), and of the core (the result, sums, tensors exchanged by Ulysses)."""
     w = _widths(kind, layout, keeps)
-    every = np.asarray(keeps.every_tensor)
-    sums = every * _wide(layout) * 2 / layout.activation_bytes
+    keeps_every = np.asarray(keeps.every_tensor)
+    sums = keeps_every * _wide(layout) * 2 / layout.activation_bytes
     inputs = 2 * keeps.kept_qkv * (w.queries + w.keys + w.values)
     latent = 2 * (2 * kind.q_rank + 2 * kind.kv_rank + kind.rope_dim + kind.result_low / layout.tp)
     inputs = inputs + latent + sums * (1.0 * (kind.kv_rank > 0) + (kind.q_rank > 0))
@@ -221,7 +221,7 @@ def _attention_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps) -> tu
     result = 2 * (keeps.kept_qkv * w.result + narrow) + sums * w.heads
     exchanged = 2 * (np.maximum(layout.ulysses / w.kv, 1.0) - 1) * (w.keys + w.values)
     returned = 2 * np.where(narrow > 0, 0.0, w.result)
-    return inputs, result + every * (np.asarray(layout.ulysses) > 1) * (exchanged + returned)
+    return inputs, result + keeps_every * (np.asarray(layout.ulysses) > 1) * (exchanged + returned)
 
 
 def _experts_bytes(kind: BlockKind, layout: LayoutColumns, keeps: Keeps, inside: Column, saved: Column) -> Column:

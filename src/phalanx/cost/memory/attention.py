@@ -51,10 +51,10 @@ def backward(p: PassSizes, walk: Walk, op: Attend, keeps_result: bool) -> None:
     `keeps_result`: W needs the result."""
     q, k = heads(p, op)
     narrow, repeats = op.value < op.core, p.repeat == "selective"
-    held = p.sp and repeats  # the result, by the recomputation
+    recomputed_result = p.sp and repeats  # the result, by the recomputation
     if narrow:
         walk.alloc(q)  # padded with zeros
-        walk.free(p.bytes_of(op.y.dim) * (not held))
+        walk.free(p.bytes_of(op.y.dim) * (not recomputed_result))
     if p.core is None:
         walk.alloc(q + 2 * k)
         walk.free(q)
@@ -63,7 +63,7 @@ def backward(p: PassSizes, walk: Walk, op: Attend, keeps_result: bool) -> None:
         p.core.backward(walk)
         walk.free((q + 2 * k) * (repeats and p.ulysses))
     if narrow:
-        walk.free(p.bytes_of(op.y.dim) * held)
+        walk.free(p.bytes_of(op.y.dim) * recomputed_result)
     walk.masked = walk.highest
     if keeps_result and not copies_result(p, op):
         walk.alloc(q)

@@ -129,22 +129,22 @@ class RecurrenceWalk:
         """Walk from the gradient of the normed result to the gradients of all projected parts; everything that
         `forward` kept is freed, except the normed result. With not `whole` it is the first part, I, and the gradients
         of parameters stay for W."""
-        result, seen = self.result, self.seen
+        result, scan_input = self.result, self.seen
         walk.touch(5 * self.wide + 2 * result + self.sums + self.of_norm)
         walk.alloc(2 * result, self.of_norm * (not whole))
         walk.free(3 * result + self.sums)  # also the gate, the recurrence's result; exchanges are smaller
         inside = walk.live
-        walk.alloc(seen - self.gates)
+        walk.alloc(scan_input - self.gates)
         states = -(-self.p.seq // self.tokens) * self._sizes["S"]
         written = self.wide * (self.scan.kind in ("delta", "channel_delta"))
         walk.alloc(states, written)
         self._chunks(walk, _BACKWARD[self.scan.kind], 2 * self.by_head, self._filters(2))
         walk.free(walk.live - inside)
         walk.masked = walk.highest  # with separate documents, the tokens' positions are live until here
-        walk.alloc(seen, (self.weights - self.of_norm) * (not whole))
-        walk.free(seen, result)
+        walk.alloc(scan_input, (self.weights - self.of_norm) * (not whole))
+        walk.free(scan_input, result)
         if self.ranks > 1:
-            self._gathered(walk, seen, self.parts)
+            self._gathered(walk, scan_input, self.parts)
 
     def _gathered(self, walk: Walk, sent: Column, result: Column) -> None:
         """Walk the exchange of heads for tokens: `sent` bytes become `result`."""

@@ -106,7 +106,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro = count(keys.field("strategy.micro_batch"))
     whole = count(keys.field("job.global_batch"))
     steps = count(keys.field("accumulation"))
-    zero, type_, where = stage(keys), precision(keys), offloaded(keys)
+    zero, type_, offload = stage(keys), precision(keys), offloaded(keys)
     tp = pp = cp = seq = None
     recompute: str | None = None
     if is_neox:
@@ -143,7 +143,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         seq=seq,
         precision=type_,
         recompute=recompute,
-        offload=where,
+        offload=offload,
     )
     stack = "deepspeed"
     described: dict[str, Any] = {}

@@ -31,23 +31,25 @@ def requests_of(text: str) -> tuple[Allocation, dict[str, str]]:
 
 def _slurm(options: Mapping[str, str]) -> tuple[Allocation, dict[str, str]]:
     nodes = _number(options.get("nodes", "").rpartition("-")[2])
-    each = _number(options.get("ntasks-per-node"))
+    per_node = _number(options.get("ntasks-per-node"))
     tasks = _number(options.get("ntasks"))
     gres = options.get("gres", "")
     gpus = _number(options.get("gpus-per-node")) or (_number(gres) or 1 if gres.startswith("gpu") else None)
     per_task = _number(options.get("gpus-per-task"))
-    if nodes is None and tasks and each:
-        nodes = -(-tasks // each)
-    if gpus is None and per_task and each:
-        gpus = per_task * each
+    if nodes is None and tasks and per_node:
+        nodes = -(-tasks // per_node)
+    if gpus is None and per_task and per_node:
+        gpus = per_task * per_node
     whole = _number(options.get("gpus"))
-    if tasks is None and nodes and each:
-        tasks = nodes * each
-    given = Allocation(nodes, each, tasks, gpus or (whole // nodes if whole and nodes else None), whole, "#SBATCH")
+    if tasks is None and nodes and per_node:
+        tasks = nodes * per_node
+    given = Allocation(
+        nodes, per_node, tasks, gpus or (whole // nodes if whole and nodes else None), whole, "#SBATCH"
+    )
     names = {
         ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"): nodes,
         ("SLURM_NTASKS", "SLURM_NPROCS"): tasks or nodes,
-        ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"): each,
+        ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"): per_node,
         ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"): given.gpus,
         ("SLURM_GPUS",): whole,
     }

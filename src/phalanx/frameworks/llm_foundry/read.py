@@ -33,8 +33,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     whole = keys.count("global_train_batch_size", "job.global_batch")
     micro = keys.count("device_train_microbatch_size", "strategy.micro_batch")
     steps = keys.count("device_train_grad_accum", "accumulation")  # before v0.1
-    each = divided(whole, world)
-    micro = micro or divided(each, steps)
+    rank_batch = divided(whole, world)
+    micro = micro or divided(rank_batch, steps)
     seq = keys.count("max_seq_len", "job.seq")
     for name in ("model.max_seq_len", "model.config_overrides.max_seq_len"):
         keys.take(name, "model.max_seq")
@@ -60,7 +60,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         zero=zero,
         shard=shard,
         micro_batch=micro,
-        accumulation=steps or (-(-each // micro) if each and micro else None),
+        accumulation=steps or (-(-rank_batch // micro) if rank_batch and micro else None),
         global_batch=whole,
         seq=seq,
         precision=precision,

@@ -46,8 +46,8 @@ class Actor:
 
 def actor(flag: Flag, names: Iterable[str]) -> Actor | None:
     """Return the actor that slime's flags state; None for flags of another program. `names`: of all flags."""
-    nodes, each = count(flag("actor_num_nodes", "world")), count(flag("actor_num_gpus_per_node", "world"))
-    if not (nodes and each):
+    nodes, per_node = count(flag("actor_num_nodes", "world")), count(flag("actor_num_gpus_per_node", "world"))
+    if not (nodes and per_node):
         return None
     for name in names:
         if _ROLLOUT_FLAGS.fullmatch(name.replace("-", "_")):
@@ -67,4 +67,4 @@ def actor(flag: Flag, names: Iterable[str]) -> Actor | None:
         notes.append(_GENERATION)
     tokens = count(flag("max_tokens_per_gpu", "strategy.micro_batch"))
     filled = flag("use_dynamic_batch_size", "strategy.micro_batch") not in (None, False)
-    return Actor(product(nodes, each), whole, seq, tokens if filled else None, tuple(notes))
+    return Actor(product(nodes, per_node), whole, seq, tokens if filled else None, tuple(notes))

@@ -129,7 +129,7 @@ def block_settings(b: Blocks) -> tuple[Setting, ...]:
         windows = [m.window_of(i) is not None for i in range(m.layers)]
     window = next((a.window for a, has in zip(attends, windows, strict=True) if a and has), None)
     bare = [a is not None and a.rotary_dim == 0 for a in attends]
-    some = any(bare) and not positionless(b)
+    some_bare = any(bare) and not positionless(b)
     skipped = window is not None and not all(w for a, w in zip(attends, windows, strict=True) if a is not None)
     linear = [word.split(JOINED)[0] == b.delta.name for word in b.words] if b.delta else []
     variant = "gated_delta_net" if linear and not b.symbols else "dsa" if m.latent and m.latent.index else None
@@ -141,7 +141,7 @@ def block_settings(b: Blocks) -> tuple[Setting, ...]:
             ("--linear-attention-freq", compact(linear) if linear and not b.symbols else None),
             ("--window-size", f"{window - 1},0" if window else None),
             ("--window-attn-skip-freq", compact(windows) if skipped else None),
-            ("--no-rope-freq", compact(bare) if some else None),
+            ("--no-rope-freq", compact(bare) if some_bare else None),
         ),
         *(_mamba(b.mamba) if b.mamba else ()),
         *(_delta(b.delta) if b.delta else ()),

@@ -208,18 +208,21 @@ def _with_given(kind: str, config: dict[str, Any], reading: FileReading) -> tupl
     for path in reading.files.given:
         if path in reading.files.opened:
             continue
-        other = document(path)
-        other_kind = kind_of(other)
+        other_table = document(path)
+        other_kind = kind_of(other_table)
         place = {"deepspeed": "deepspeed_json", "accelerate": "accelerate"}.get(other_kind or "")
-        if "model_type" in other or "architectures" in other:  # the model's, which `_model` reads
+        if "model_type" in other_table or "architectures" in other_table:  # the model's, which `_model` reads
             continue
         if place and place in (*framework.named.values(), "accelerate") and place not in config:
             config = config if isinstance(config.get("args"), dict) else {"args": config}
-            config = {**config, place: accelerate.tables(other, {}) if place == "accelerate" else other}
+            config = {
+                **config,
+                place: accelerate.tables(other_table, {}) if place == "accelerate" else other_table,
+            }
         elif (other_kind == kind and isinstance(config, Partial)) or (  # the base that was not found
             other_kind in (None, kind) and kind == "deepspeed" and is_neox(config)  # whose command takes several
         ):
-            config = merge_tables(other, config)
+            config = merge_tables(other_table, config)
         else:
             reason = "is not named by the other file, and is none that belongs to it"
             raise InputError("file", str(path), reason, "name one training's files")

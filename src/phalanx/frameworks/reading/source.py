@@ -56,31 +56,31 @@ def source_of(path: Path, files: Companions) -> FileSource:
     file, function = split_function(path)
     text = _MAGIC.sub("", read_text(file, "file", LARGEST))
     suffix = file.suffix.lower()
-    where = str(file)
+    place = str(file)
     if suffix == ".py":
-        return of_python(path, text, where, function)
+        return of_python(path, text, place, function)
     if suffix not in DATA and _MANIFEST.search(text) and re.search(r"(?m)^kind: ", text):  # a template of one
         suffix = ".yaml"
     if suffix in DATA or text.lstrip().startswith("{"):
-        tables = documents(text, suffix, where)
+        tables = documents(text, suffix, place)
         if is_manifest(tables):
-            return FileSource(path, {}, _located(where, partial(in_manifest, tables, files.text, _knows)))
+            return FileSource(path, {}, _located(place, partial(in_manifest, tables, files.text, _knows)))
         if len(tables) > 1:
             raise InputError(
-                "file", where, f"has {len(tables)} documents", "keep the one that configures the training"
+                "file", place, f"has {len(tables)} documents", "keep the one that configures the training"
             )
         if not tables or not isinstance(tables[0], dict):
-            raise InputError("file", where, "is not a table of settings")
+            raise InputError("file", place, "is not a table of settings")
         if (experiment := flagscale_launch(tables[0])) is not None:
             return _experiment(path, files, *experiment)
         return FileSource(path, unwrapped_settings(tables[0]))
     if args := settings_in_log(text):
         return FileSource(path, {"launch": {}, "env": {}, "args": texts(args)} if _is_flat(args) else texts(args))
-    started = _located(where, partial(in_script, text, files.text, _knows, file.name))
+    started = _located(place, partial(in_script, text, files.text, _knows, file.name))
     if (hydra := _named_experiment(started, files)) is not None:
         return hydra
     if not started.args and not started.assigned and _looks_like_yaml(text):
-        tables = documents(text, ".yaml", where)
+        tables = documents(text, ".yaml", place)
         if tables and isinstance(tables[0], dict):
             return FileSource(path, unwrapped_settings(tables[0]))
     return FileSource(path, {}, started)

@@ -34,9 +34,9 @@ def read(config: Config, world: int | None = None) -> Configuration:
     micro = keys.count("batch_size", "strategy.micro_batch")
     steps = keys.count("gradient_accumulation_steps", "accumulation", 1)
     again = keys.truth("enable_activation_checkpointing", "strategy.recompute", False)
-    every = None
+    interval = None
     if keys.take("ac_mode", "strategy.recompute") == "selective":
-        every = keys.count("ac_option", "strategy.recompute")
+        interval = keys.count("ac_option", "strategy.recompute")
     on_host = keys.truth("fsdp_cpu_offload", "offload")
     type_ = str(keys.take("dtype", "job.precision") or "")
     layout = StatedLayout(
@@ -52,7 +52,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         global_batch=product(micro, steps, dp),
         seq=keys.count(("tokenizer.max_seq_len", "dataset.max_seq_len"), "job.seq"),
         precision=type_ if type_ in ("bf16", "fp16", "fp32") else None,
-        recompute=None if again is None and every is None else "full" if again or every else "none",
+        recompute=None if again is None and interval is None else "full" if again or interval else "none",
         offload={"param": "cpu", "optimizer": "cpu"} if on_host else None,
     )
     component = str(keys.take("model._component_", "model", "") or "")
@@ -72,7 +72,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
         model_name=component,
         spec=model_of(component),
         options=options,
-        fields={"recompute": f"every:{every}"} if every and every > 1 else {},
+        fields={"recompute": f"every:{interval}"} if interval and interval > 1 else {},
         job=_job(keys, type_, whole="lora" not in options),
         notes=notes,
     )

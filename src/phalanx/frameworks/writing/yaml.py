@@ -24,7 +24,7 @@ class Unquoted(str):
 def document(groups: Iterable[Group], head: str = "") -> str:
     """Write groups as one document. `head`: its first comment. Raises ValueError for a top-level key in two
     groups."""
-    parts, seen = [comment(head)] if head else [], set[str]()
+    parts, written = [comment(head)] if head else [], set[str]()
     for group in groups:
         tree: dict[str, Any] = {}
         for s in group.settings:
@@ -33,9 +33,9 @@ def document(groups: Iterable[Group], head: str = "") -> str:
             for name in path:
                 at = at.setdefault(name, {})
             at[last] = s.value
-        if seen & tree.keys():
-            raise ValueError(f"{', '.join(seen & tree.keys())} stands in two groups")
-        seen |= tree.keys()
+        if written & tree.keys():
+            raise ValueError(f"{', '.join(written & tree.keys())} stands in two groups")
+        written |= tree.keys()
         parts.append("\n" + comment(f"{group.title}. {group.why}" if group.why else f"{group.title}."))
         parts += _lines(tree, "")
     return "".join(parts)

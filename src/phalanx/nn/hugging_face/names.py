@@ -167,11 +167,11 @@ def _source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
     naming = NAMINGS[spec.family]
     module, kind = p.fqn.rsplit(".", 1)
     rows = p.shape[0]
-    block, less = _BLOCK.fullmatch(module), 0.0
+    block, subtracted = _BLOCK.fullmatch(module), 0.0
     if block is None:
         base = "" if module == "head.linear" else naming.base
-        less = float(kind == "weight" and module in naming.less_one)
-        return (Source(f"{base}{naming.outside[module]}.{kind}", p.shape, 0, rows, rows, less=less),)
+        subtracted = float(kind == "weight" and module in naming.less_one)
+        return (Source(f"{base}{naming.outside[module]}.{kind}", p.shape, 0, rows, rows, less=subtracted),)
     number, rest = block.groups()
     if naming.recurrent is not None and architecture(spec).blocks[int(number)].first(Scan) is not None:
         naming = naming.recurrent
@@ -187,9 +187,9 @@ def _source(spec: ModelSpec, p: Parameter) -> tuple[Source, ...]:
         return tuple(Source(each.replace("*", str(e)), p.shape[1:], 0, out, out) for e in range(rows))
     shape = p.shape[::-1] if transposed else p.shape
     name = naming.inside.get(f"{rest}.{kind}") or f"{naming.inside[rest]}.{kind}"
-    less = float(kind == "weight" and rest in naming.less_one)
+    subtracted = float(kind == "weight" and rest in naming.less_one)
     shape = (1, 1, rows, 1) if f"{rest}.{kind}" in naming.spread else shape
-    return (Source(f"{prefix}.{name}", shape, 0, rows, rows, transposed, less),)
+    return (Source(f"{prefix}.{name}", shape, 0, rows, rows, transposed, subtracted),)
 
 
 def _place_in_joined(

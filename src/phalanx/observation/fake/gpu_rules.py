@@ -43,9 +43,9 @@ def returns_nothing(func: Any) -> bool:
 def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:
     """Raise AgainstTheRules for an operation on tensors of the fake GPU that breaks a rule of place, wait, kernel
     or type."""
-    here = [t for t in tensors(args, kwargs) if t.device == device]
+    operands = [t for t in tensors(args, kwargs) if t.device == device]
     _require_no_copy(func, args, kwargs, device)
-    if not here:
+    if not operands:
         return
     if func is _aten._local_scalar_dense.default:
         raise AgainstTheRules("reads an element on the host, which waits for the GPU")
@@ -58,7 +58,7 @@ def require(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torc
         if any(t.device != device for t in index):
             raise AgainstTheRules(f"{func}: the index is on the host; copying it waits for the GPU")
     require_one_place(func, args, kwargs, device)
-    _require_kernel(func, here)
+    _require_kernel(func, operands)
 
 
 def require_one_place(func: Any, args: Sequence[Any], kwargs: dict[str, Any], device: torch.device) -> None:

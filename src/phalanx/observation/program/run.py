@@ -53,7 +53,7 @@ def observe_rank(
     step was taken, or where an operation has no meaning on fake tensors; and Unsteady, unless every micro-batch of a
     pipeline is executed, where one does not represent others.
     """
-    wanted = request.step
+    observed_step = request.step
     notes: dict[str, None] = {}
     results: list[RankObservation] = []
     names = GroupNames(request.world, request.axes)
@@ -63,19 +63,19 @@ def observe_rank(
 
     def ended(step: StepRecord) -> None:
         results.append(summarise(recorder, step, names))
-        if step.number >= wanted:
+        if step.number >= observed_step:
             raise _Enough
-        if step.number == wanted - 1 and peers is not None:
+        if step.number == observed_step - 1 and peers is not None:
             peers.reached(WANTED_STEP, results[-1])
 
     def second_micro_batch() -> None:
-        if recorder.step.number == wanted - 1 and peers is not None:
+        if recorder.step.number == observed_step - 1 and peers is not None:
             peers.reached(SECOND_MICRO_BATCH, summarise(recorder, recorder.step, names))
 
     fake = fake_mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
     recorder = FakeStepRecorder(fake, ended, request.branches)
     recorder.position.second = second_micro_batch
-    how = "ended"
+    ending = "ended"
     with ExitStack() as stack:
         stack.enter_context(frozen_objects())
         stack.enter_context(one_rank(rank, request.world, request.per_node, note, peers))
@@ -94,9 +94,9 @@ def observe_rank(
             try:
                 program()
             except SystemExit as end:
-                how = f"exited with {end.code or 0!r}, at {raised(end)},"
+                ending = f"exited with {end.code or 0!r}, at {raised(end)},"
                 if end.code not in (None, 0):
-                    raise Unobservable(f"the program {how.removesuffix(',')}") from end
+                    raise Unobservable(f"the program {ending.removesuffix(',')}") from end
             if recorder.position.stepped:
                 recorder.finish()
         except _Enough:
@@ -112,13 +112,13 @@ def observe_rank(
                 raise Unobservable(reason) from error
             raise
     if not results:
-        raise Unobservable(f"the program {how} before its first step: no torch optimizer's step() was called")
+        raise Unobservable(f"the program {ending} before its first step: no torch optimizer's step() was called")
     places = {place for operation, _, place in recorder.answered if operation == "item"}
     for place in request.branches.keys() - places:
         note(f"nothing is asked of a tensor at {place}, which --branches names")
     for (operation, value, place), count in recorder.answered.items():
         note(f"{operation} of a fake tensor: {value} ({count} x, {place})")
-    if results[-1].step < wanted:
+    if results[-1].step < observed_step:
         note("the program took one step: it includes the initialisation of a first step")
     return replace(results[-1], notes=tuple(notes)), recorder.device, names.axes
 

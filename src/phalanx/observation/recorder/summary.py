@@ -215,7 +215,7 @@ def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> R
     groups.read_meshes()
     names = recorder.position.names
     memory = StepMemory(step, recorder.device, names)
-    peak, when, phase, module = step.peak.get(recorder.device, (0, 0, "F", ""))
+    peak, peak_at, phase, module = step.peak.get(recorder.device, (0, 0, "F", ""))
     return RankObservation(
         rank=dist.get_rank() if dist.is_initialized() else 0,
         count=1,
@@ -227,7 +227,7 @@ def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> R
         peak=peak,
         peak_phase=phase,
         peak_module=names.plain(module),
-        holders=memory.holders([when])[0],
+        holders=memory.holders([peak_at])[0],
         host_peak=step.peak.get("cpu", (0,))[0] if recorder.device != "cpu" else 0,
         synchronisations=tuple(
             Synchronisation(call, phase, names.plain(module), site, n)
@@ -240,7 +240,7 @@ def summarise(recorder: StepRecorder, step: StepRecord, groups: GroupNames) -> R
         kept=_kept_storages(recorder),
         backward_starts=memory.backward_starts(),
         models=names.several,
-        allocations=memory.allocations(when),
+        allocations=memory.allocations(peak_at),
     )
 
 

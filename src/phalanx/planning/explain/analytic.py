@@ -214,11 +214,11 @@ class AnalyticSubject:
         if not row.documented or self.cluster.device.kind != "cuda":
             return
         kinds = dict.fromkeys((now.recompute, "full"))
-        for away, level, kind in product(_OFFLOADS, ZERO_LEVELS[now.zero :], kinds):
+        for offload, level, kind in product(_OFFLOADS, ZERO_LEVELS[now.zero :], kinds):
             s = replace(now, zero=level.number, recompute=kind)
-            options = StackOptions(**self.pricing.extra.changed() | away)
-            has = all(name in row.options and row.options[name].allows(value) for name, value in away.items())
-            has = has and ("accumulate" not in away or s.accumulation(self.job) > 1)
+            options = StackOptions(**self.pricing.extra.changed() | offload)
+            has = all(name in row.options and row.options[name].allows(value) for name, value in offload.items())
+            has = has and ("accumulate" not in offload or s.accumulation(self.job) > 1)
             if not has or row.refusal(s, options, facts(self.model, self.job, s)) or options == self.pricing.extra:
                 continue
             away_from = replace(self.pricing_of_others, extra=options)
@@ -227,7 +227,7 @@ class AnalyticSubject:
                 changed = {name: getattr(s, name) for name in ("zero", "recompute")}
                 changed = {name: value for name, value in changed.items() if value != getattr(now, name)}
                 line = [f"{name}={value}" for name, value in changed.items()]
-                yield ",".join(line + [f"{name}={format_field(value)}" for name, value in away.items()]), p
+                yield ",".join(line + [f"{name}={format_field(value)}" for name, value in offload.items()]), p
 
     def gains(self) -> Iterator[tuple[str, str, PricedStrategy]]:
         """Yield (field or option, the settings that change it, the price with them) of every neighbour, of every

@@ -82,10 +82,10 @@ def document_groups(p: Pricing, s: Strategy, lengths: Ints, per_rank: int | None
     """Price documents of these lengths on groups of every width. `per_rank`: the most tokens that a rank holds; None:
     the strategy's tokens per rank. Raises InputError if a document does not fit all ranks together."""
     ranks = s.dp * s.cp
-    held = per_rank or math.ceil(p.job.seq / s.cp)
-    if held * ranks < p.job.seq:
+    rank_tokens = per_rank or math.ceil(p.job.seq / s.cp)
+    if rank_tokens * ranks < p.job.seq:
         reason = f"tokens a rank on {ranks} ranks do not hold {p.job.seq:,}"
-        raise InputError("lengths", f"dynamic:{held}", reason, f"allow {math.ceil(p.job.seq / ranks)}")
+        raise InputError("lengths", f"dynamic:{rank_tokens}", reason, f"allow {math.ceil(p.job.seq / ranks)}")
     widths = [w for w in (2**k for k in range(ranks.bit_length())) if ranks % w == 0 and w < ranks] + [ranks]
     ways = [replace(s, dp=ranks // w, cp=w, ulysses=1, shard=None) for w in widths]
     seconds = np.empty((len(widths), len(lengths)))
@@ -94,4 +94,4 @@ def document_groups(p: Pricing, s: Strategy, lengths: Ints, per_rank: int | None
         at = replace(p, job=job, extra=extra)  # a packed row of one document
         runs = refine(at, ways)
         seconds[:, column] = [run.makespan / w for (_, run), w in zip(runs, widths, strict=True)]
-    return DocumentGroups(np.array(widths), seconds, held)
+    return DocumentGroups(np.array(widths), seconds, rank_tokens)

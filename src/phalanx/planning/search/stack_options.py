@@ -54,9 +54,9 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
     row = pricing.row
     if row is None or not strategies:
         return pricing
-    some = list(strategies[:_CANDIDATES])
+    fastest = list(strategies[:_CANDIDATES])
     # `context=all_gather` has no effect with Ulysses, often the faster choice without that option: try both.
-    some = list(dict.fromkeys([*some, *(replace(s, ulysses=1) for s in some)]))
+    fastest = list(dict.fromkeys([*fastest, *(replace(s, ulysses=1) for s in fastest)]))
     pinned = pricing.extra.changed()
     open_changes = [change for change in _settable(row) if not pinned.keys() & change.keys()]
     best, least = pricing, np.inf
@@ -65,9 +65,9 @@ def with_best_options(pricing: Pricing, strategies: Sequence[Strategy]) -> Prici
         if len(tried) == 1:
             return best
         if best is pricing:
-            least, *timed = _shortest_steps(tried, some)
+            least, *timed = _shortest_steps(tried, fastest)
         else:
-            timed = _shortest_steps(tried[1:], some)
+            timed = _shortest_steps(tried[1:], fastest)
         if min(timed) > (1 - _GAIN) * least:
             return best
         least, best = min(timed), tried[1 + timed.index(min(timed))]

@@ -224,8 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "There is nothing here.")
 
     def do_POST(self) -> None:
-        what, own = self._asked(), f"http://{self.headers.get('Host')}"
-        if what not in ("plan", "stop") or self.headers.get("Origin", own) != own:
+        request, own = self._asked(), f"http://{self.headers.get('Host')}"
+        if request not in ("plan", "stop") or self.headers.get("Origin", own) != own:
             return self._refuse(404, "There is nothing here.")
         try:
             length = int(self.headers.get("Content-Length", ""))
@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not isinstance(question, dict) or self.headers.get_content_type() != "application/json":
             return self._reply("application/json", json.dumps({"error": "the question is no JSON object"}), 400)
         name = str(question.get("id", ""))
-        if what == "stop":
+        if request == "stop":
             self.server.planner.stop(name)
             return self._reply("application/json", "{}")
         answer = self.server.planner.ask(question)

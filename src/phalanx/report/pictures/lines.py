@@ -80,7 +80,7 @@ def draw(scene: Scene, panel: Lines) -> None:
             if _within(point[0], panel.x, xs) and _within(point[1], panel.y, ys):
                 about = s.about[k] if s.about else ""
                 scene.dot(*at(*point), f"d{colour}", 3 if s.line else 4.5, about)
-    apart = [f"outside, {_mark_title(mark, panel)}" for mark in panel.marks if mark not in marks]
+    unplaced = [f"outside, {_mark_title(mark, panel)}" for mark in panel.marks if mark not in marks]
     for rule in rules:
         x, y = at(rule.value, ys[0])[0], at(xs[0], rule.value)[1]
         ends = [(x, top + 0.0), (x, bottom + 0.0)] if rule.axis == "x" else [(left, y), (right, y)]
@@ -98,11 +98,11 @@ def draw(scene: Scene, panel: Lines) -> None:
         else:
             spots = [(right - 6 - k * 40, y + down, "end") for down in (-4, 13) for k in range(14)]
         if not labels.place(rule.label, "m halo", spots):
-            apart.append(f"dashed: {rule.label}")
+            unplaced.append(f"dashed: {rule.label}")
     for mark in marks:
         point = at(mark.x, mark.y)
         if not labels.place(mark.label, "t halo", list(_around(*point)), point):
-            apart.append(f"the dot at {_mark_title(mark, panel)}")
+            unplaced.append(f"the dot at {_mark_title(mark, panel)}")
     labels.draw(scene)
     for mark in marks:
         scene.dot(*at(mark.x, mark.y), f"d{mark.colour}", 4.5)
@@ -112,7 +112,7 @@ def draw(scene: Scene, panel: Lines) -> None:
         colours = (i % 8 if s.colour is None else s.colour for i, s in enumerate(panel.series))
         named = ((colour, s) for colour, s in zip(colours, panel.series, strict=True) if s.name)
         scene.legend([(f"{'l' if s.line else 'd'}{c}", DASHES[1] if s.dashed else "", s.name) for c, s in named])
-    for line in wrap("Without room above: " + "; ".join(apart), WIDE - 2 * EDGE, 11) if apart else ():
+    for line in wrap("Without room above: " + "; ".join(unplaced), WIDE - 2 * EDGE, 11) if unplaced else ():
         scene.text(EDGE, scene.y + 12, line, "m", 11)
         scene.y += 15
 

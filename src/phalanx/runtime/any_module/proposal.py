@@ -184,13 +184,13 @@ def _fault(module: nn.Module, plan: Mapping[str, str], batch: tuple[Any, Any], t
 def _inputs(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[dict[str, Tensor], list[Tensor]]:
     """Return the input of every layer that could sum its outputs, in the order of their calls, and the module's
     outputs; layers that are called several times are left out."""
-    seen: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
     twice: set[str] = set()
 
     def before(name: str, given: Any) -> None:
-        if name in seen:
+        if name in inputs:
             twice.add(name)
-        seen[name] = given[0]
+        inputs[name] = given[0]
 
     hooks = [
         layer.register_forward_pre_hook(lambda _, given, name=name: before(name, given))
@@ -202,7 +202,7 @@ def _inputs(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> tuple[di
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: x for name, x in seen.items() if name not in twice and x.requires_grad}, outs
+    return {name: x for name, x in inputs.items() if name not in twice and x.requires_grad}, outs
 
 
 def _block(module: nn.Module, name: str, x: Tensor, outs: list[Tensor], tp: int, taken: set[str]) -> dict[str, str]:

@@ -96,19 +96,21 @@ def state_of(
     whole: nn.Module | None,
 ) -> ModuleState:
     """Return the state of a rank's module. `whole`: in a pipeline the entire module, without memory."""
-    apart: dict[str, Tensor] = {}
+    own_masters: dict[str, Tensor] = {}
     if not engine.sharding.state:
-        apart = {n: p for n, p in trained.items() if masters[n] is not p}
+        own_masters = {n: p for n, p in trained.items() if masters[n] is not p}
     # Aliases of the same parameters, as tied weights have in a state_dict.
     by_id = {id(p): n for n, p in trained.items()}
     aliases = module.named_parameters(remove_duplicate=False)
     names = {n: by_id[id(p)] for n, p in aliases if id(p) in by_id}
     if whole is None:
-        return ModuleState(module, comm, strategy, engine, master, masters, apart, names, split, {}, names)
+        return ModuleState(module, comm, strategy, engine, master, masters, own_masters, names, split, {}, names)
     anywhere = whole.named_parameters(remove_duplicate=False)
     everywhere = frozenset(n for n, p in anywhere if p.requires_grad)
     tensors = dict(whole.state_dict())
-    return ModuleState(module, comm, strategy, engine, master, masters, apart, names, split, tensors, everywhere)
+    return ModuleState(
+        module, comm, strategy, engine, master, masters, own_masters, names, split, tensors, everywhere
+    )
 
 
 @torch.no_grad()

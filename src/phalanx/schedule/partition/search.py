@@ -82,42 +82,43 @@ def deal(question: PartitionQuestion) -> Solution | None:
     the worst rank and for the sum of squares; within a rank to its cheapest chunk. Returns None if the blocks do not
     fit."""
     counts = list(question.least)
-    each = [
+    block_costs = [
         [int(m.prefix[rank, 1]) if question.length else 0 for rank in range(len(m.base))] for m in question.measures
     ]
     ranks = range(len(question.target.base))
     sums = [[-int(base) for base in m.base] for m in question.measures]
-    for m, loads, costs in zip(question.measures, sums, each, strict=True):
+    for m, loads, costs in zip(question.measures, sums, block_costs, strict=True):
         for chunk, rank in enumerate(question.rank_of):
             loads[rank] += int(m.extra[chunk]) + costs[rank] * counts[chunk]
 
     def next_of(rank: int) -> tuple[int, int]:
         # Of equal ranks the later one, since it holds fewer activations in 1F1B.
-        return sums[0][rank] + each[0][rank], -rank
+        return sums[0][rank] + block_costs[0][rank], -rank
 
-    more = [0 for _ in ranks]
+    added = [0 for _ in ranks]
     heap = [next_of(rank) for rank in sorted(set(question.rank_of))]
     heapq.heapify(heap)
     remainder = question.length - sum(counts)
     while remainder > 0 and heap:
         rank = -heapq.heappop(heap)[1]
-        if question.limit and sums[1][rank] + each[1][rank] > 0:
+        if question.limit and sums[1][rank] + block_costs[1][rank] > 0:
             continue  # full
-        for loads, costs in zip(sums, each, strict=True):
+        for loads, costs in zip(sums, block_costs, strict=True):
             loads[rank] += costs[rank]
-        more[rank] += 1
+        added[rank] += 1
         remainder -= 1
         heapq.heappush(heap, next_of(rank))
     if remainder or (question.limit and max(sums[1]) > 0):
         return None
     for rank in ranks:
         chunks_by_cost = [
-            (int(question.target.extra[c]) + each[0][rank] * counts[c], counts[c], -c) for c in question.own(rank)
+            (int(question.target.extra[c]) + block_costs[0][rank] * counts[c], counts[c], -c)
+            for c in question.own(rank)
         ]
         heapq.heapify(chunks_by_cost)
-        for _ in range(more[rank]):
+        for _ in range(added[rank]):
             cost, count, chunk = chunks_by_cost[0]
-            heapq.heapreplace(chunks_by_cost, (cost + each[0][rank], count + 1, chunk))
+            heapq.heapreplace(chunks_by_cost, (cost + block_costs[0][rank], count + 1, chunk))
         for _, count, chunk in chunks_by_cost:
             counts[-chunk] = count
     return Solution(tuple(counts), max(sums[0]), max(sums[0]))

@@ -112,7 +112,7 @@ def rate_share(chip: ChipRates, c: EngineConstants, peak: Any) -> Any:
 
 def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants, b: StepLoad) -> dict[str, Any]:
     """Return part -> seconds of a step."""
-    every = b.tokens + b.sequences * b.each
+    all_tokens = b.tokens + b.sequences * b.each
     group = (b.tokens * b.uneven + b.sequences * b.each) / x.attention_dp
     memory = chip.memory_bytes_per_s * c.memory
 
@@ -127,11 +127,11 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     parts = _formats(m.attention, m.whole, x.weight_bytes, chip.weights, chip)
     out["projections"] = sum(product(n / x.tp, group, m.q_width / x.tp, size, peak) for n, size, peak in parts)
     out["projections"] = out["projections"] + product(m.replicated, group, m.hidden, 2.0, chip.half)
-    among, rows = _dense(x), np.where(x.large_ep > 0, group, every)
+    among, rows = _dense(x), np.where(x.large_ep > 0, group, all_tokens)
     parts = _formats(m.mlp, m.whole_mlp, x.weight_bytes, chip.weights, chip)
     out["mlp"] = sum(product(n / among, rows, m.hidden / x.tp, size, peak) for n, size, peak in parts)
     parts = _formats(m.expert, m.whole_expert, x.expert_bytes, chip.experts, chip)
-    out["experts"] = sum(_experts(m, *part, x, chip, c, every, memory, roof) for part in parts)
+    out["experts"] = sum(_experts(m, *part, x, chip, c, all_tokens, memory, roof) for part in parts)
     out["prompt attention"], out["cache"] = _attention(m, x, chip, c, b, memory)
     out["collectives"] = _collectives(m, x, chip, c, group, b.tokens)
     moved = 24.0 * m.hidden * m.layers * group / memory  # norms, residuals, rotary, activations: 16-bit
@@ -144,7 +144,7 @@ def step_parts(m: ServingShape, x: GpuSplit, chip: ChipRates, c: EngineConstants
     heads = np.maximum(b.sequences * b.each + b.prompts, 1.0) / x.attention_dp
     out["head"] = roof(2 * m.head / x.tp * heads / (chip.half * c.gemm), 2.0 * m.head / x.tp / memory)
     out["head"] = out["head"] + heads * c.sequence_s
-    out["host"] = c.host_s + 0.0 * every
+    out["host"] = c.host_s + 0.0 * all_tokens
     computed = sum(out[part] for part in ("projections", "mlp", "experts", "prompt attention", "cache", "other"))
     hidden = np.where(two_batches(x, chip, group), c.two_batches, 0.0)
     out["collectives"] = out["collectives"] - hidden * np.minimum(out["collectives"], computed)

@@ -112,8 +112,8 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     if prefill is not None and server is not None:
         fields, caveats = _paired(prefill, server, given, fields, caveats)
         given = {**given, "mode": "disaggregated"}
-    asked = [load for each in benches for load in loads(each, drawn, given)] or [({}, [])]
-    sweep = list({str(sorted({**load, **given}.items())): load for load, _ in asked}.values())
+    loads_read = [load for each in benches for load in loads(each, drawn, given)] or [({}, [])]
+    sweep = list({str(sorted({**load, **given}.items())): load for load, _ in loads_read}.values())
     if len(sweep) > _MOST_LOADS:
         raise InputError("from", len(sweep), f"are more loads than are answered, {_MOST_LOADS}", "leave some of them")
     parts = [x for x in (prefill, server, drawn, *(each for each in benches if each is not server)) if x is not None]
@@ -123,8 +123,8 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     judged += [*taken, *(line.pods.assumption for line in parts if line.pods.assumption)]
     judged += [_unread(x) for x in servers_and_benchmarks if x.program.role == "unread"]
     judged.sort(key=lambda caveat: not caveat.startswith("not judged"))
-    every = [{**fields, **load, **given} for load in sweep]
-    merged = every[0]
+    points = [{**fields, **load, **given} for load in sweep]
+    merged = points[0]
     notes = dict.fromkeys(
         f"line {x.number}: {x.program.names[0]} {' '.join(x.program.words)}".rstrip()
         + (f", {x.pods.copies} replicas" if x.pods.copies > 1 else "")
@@ -133,10 +133,10 @@ def read_lines(servers_and_benchmarks: Sequence[Line], given: Mapping[str, Any])
     stated, most = (server.fields.get("context") if server else None), model_named(str(merged["model"]))[0].max_seq
     longest = stated if isinstance(stated, int) and stated > 0 else most
     checked = server is not None and server.program.engine == "vllm"  # vllm/v1/core/kv_cache_utils.py
-    doubts = dict.fromkeys((*judged, *caveats, *(doubt for _, some in asked for doubt in some)))
+    doubts = dict.fromkeys((*judged, *caveats, *(doubt for _, some in loads_read for doubt in some)))
     everything = sorted(doubts, key=lambda caveat: not caveat.startswith(STOPS))
-    rates = 0 if bench is None or len(every) < 2 else max(0, int(bench.fields.get("sweep", 2)) - 2)
-    several = tuple(every) if len(every) > 1 else ()
+    rates = 0 if bench is None or len(points) < 2 else max(0, int(bench.fields.get("sweep", 2)) - 2)
+    several = tuple(points) if len(points) > 1 else ()
     return LinesRead(merged, tuple(everything), tuple(notes), longest, checked, several, min(rates, _MOST_LOADS))
 
 
@@ -167,7 +167,7 @@ def _paired(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the fields of servers that prefill and decode apart, with their caveats; `fields`, `caveats`: of those
     that decode. Raises InputError for two models or engines."""
-    first, more = _served(prefill, None, given)
+    first, joint_caveats = _served(prefill, None, given)
     for name in ("model", "engine", "weights", "cache"):
         if first[name] != fields[name]:
             raise InputError(
@@ -177,10 +177,12 @@ def _paired(
     text = " + ".join(f"{count} x {layout}" for count, layout in both)
     gpus = sum(part["gpus"] * x.places for x, part in ((prefill, first), (decode, fields)))
     if first.get("memory") != fields.get("memory"):
-        more.append(f"assumed: both take the share of memory of the server that decodes, in line {decode.number}")
+        joint_caveats.append(
+            f"assumed: both take the share of memory of the server that decodes, in line {decode.number}"
+        )
     chunk = {"chunk": first["chunk"]} if "chunk" in first else {}
     joined = {**fields, **chunk, "mode": "disaggregated", "layout": text, "gpus": gpus}
-    return joined, list(dict.fromkeys((*more, *caveats)))
+    return joined, list(dict.fromkeys((*joint_caveats, *caveats)))
 
 
 def _selected(server: Line | None, given: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:

@@ -92,20 +92,20 @@ def _relaid(
 ) -> list[ServingCandidate] | str:
     """Return candidates with another layout or type of weights in place of the best deployment's workers, or of its
     decode workers if prefill is separate; or why there are none."""
-    apart, before = len(best.groups) > 1, best.groups[0].layout
+    disaggregated, before = len(best.groups) > 1, best.groups[0].layout
     search = _with_tokens_of(search, best.groups[-1].layout, layout)
     q = search.q
     if reason := layout_error(q.model, layout, q.engine, q.block_of(weights)):
         return reason
-    if layout.gpus + (before.gpus if apart else 0) > q.gpus:
+    if layout.gpus + (before.gpus if disaggregated else 0) > q.gpus:
         left = ": none are left to prefill" if layout.gpus <= q.gpus else ""
         return f"takes {layout.gpus} GPUs of {q.gpus}{left}"
     first, copy = search.copy_of(weights, before), search.copy_of(weights, layout)
     if copy.missing:
         return copy.missing
-    if apart and first.missing:
+    if disaggregated and first.missing:
         return f"to prefill, {first.missing}"
-    return list(search.after(first, copy, best.groups[0].step_tokens) if apart else search.aggregated(copy))
+    return list(search.after(first, copy, best.groups[0].step_tokens) if disaggregated else search.aggregated(copy))
 
 
 def _neighbour(

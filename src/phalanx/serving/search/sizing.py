@@ -31,19 +31,19 @@ def fewest_gpus(
     while heap and left > 0:
         _, _, _, c = heapq.heappop(heap)
         left -= 1
-        seen = search.simulate(c)
-        if search.keeps(seen):
+        simulated = search.simulate(c)
+        if search.keeps(simulated):
             if kept or not sure:
-                kept.append(seen)
+                kept.append(simulated)
                 continue
-            if (long := _thinned(search, seen)) is not None:
+            if (long := _thinned(search, simulated)) is not None:
                 kept.append(long)
                 left = others
                 continue
-        more = _with_more(q, seen)
+        more = _with_more(q, simulated)
         if more.gpus <= gpus:
             number += 1
-            heapq.heappush(heap, (more.spent(q), _whole(q, seen), number, more))
+            heapq.heappush(heap, (more.spent(q), _whole(q, simulated), number, more))
     return kept
 
 

@@ -125,7 +125,7 @@ def outcome(
         begin, end = float(h.arrival.min()), float(h.done.max()) + way_s
     elif end <= begin:  # all arrived at once: there is no steady part
         begin, end = 0.0, float(h.done.max())
-    seen = {"ttft": wait, "tpot": per_token, "deadline": done - arrival + way_s}
+    latencies = {"ttft": wait, "tpot": per_token, "deadline": done - arrival + way_s}
     return ServingOutcome(
         ttft=quantiles(wait),
         queueing=quantiles(h.admitted[rows] - arrival),
@@ -138,7 +138,7 @@ def outcome(
         preemptions=h.preemptions,
         requests=stop - skipped,
         makespan_s=end - begin if finite else None,
-        kept=tuple(_share_kept(k, seen[k], most) for k, most in limits.items() if most is not None),
+        kept=tuple(_share_kept(k, latencies[k], most) for k, most in limits.items() if most is not None),
     )
 
 

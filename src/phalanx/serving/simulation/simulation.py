@@ -93,20 +93,20 @@ class _Loop:
             now = events[0][0]
             touched: dict[int, None] = {}
             while events and events[0][0] == now:
-                _, _, kind, who, version = heappop(events)
+                _, _, kind, worker_index, version = heappop(events)
                 if kind == _STEP_ENDS:
-                    worker = workers[who]
+                    worker = workers[worker_index]
                     if version == worker.version and worker.busy:
                         worker.finish()
-                        touched[who] = None
+                        touched[worker_index] = None
                 elif kind == _DUE:
-                    self._due(who, now)
+                    self._due(worker_index, now)
                 elif kind == _ACCEPTED:
-                    self._accept(who, now)
+                    self._accept(worker_index, now)
                 elif kind == _COMES:
-                    touched[self._take_in(who)] = None
+                    touched[self._take_in(worker_index)] = None
                 else:
-                    for i in self._hand_over(who):
+                    for i in self._hand_over(worker_index):
                         touched[i] = None
             for i in touched:
                 worker = workers[i]

@@ -112,7 +112,7 @@ def _content(
         raise InputError("free", str(path), reason, f'write {{"free": {{"node0": "0-7"}}}}, or {remedy}')
     if not nodes:
         return read_json(path, "free"), (), ()
-    apart = tuple(omissions(text))
+    notes = tuple(omissions(text))
     if leaves is not None:
         under = {name for hosts in leaves.values() for name in hosts}
         others = [node.name for node in nodes if node.name not in under]
@@ -121,11 +121,11 @@ def _content(
             reason = "lists no node that is under the topology's switches"
             raise InputError("free", path.name, reason, f"it lists {compress(others)[:200]}")
         if others:
-            apart = (*apart, f"left out: {compress(others)}: under none of the topology's switches")
+            notes = (*notes, f"left out: {compress(others)}: under none of the topology's switches")
     size = cluster.ranks_per_node
     listed = free_of(nodes, path.name, size, alike=cluster.tiers[0].ranks >= size)
     names = {"nodes": ",".join(listed.nodes)} if leaves is None else {}
-    return {"free": listed.free} | names, (*apart, *listed.notes), listed.unnumbered
+    return {"free": listed.free} | names, (*notes, *listed.notes), listed.unnumbered
 
 
 def _remedy(host: str, known: Mapping[str, int]) -> str:

@@ -76,21 +76,21 @@ def read_links(text: str, file: str) -> tuple[SwitchTree, float]:
     hosts: dict[str, dict[str, float]] = {}
     ports: list[tuple[str, str, float, str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
-        where = f"{file} line {number}"
+        place = f"{file} line {number}"
         if len(line) > _LONGEST:
-            raise InputError(where, None, f"has more than {_LONGEST:,} characters")
+            raise InputError(place, None, f"has more than {_LONGEST:,} characters")
         if link := _LINK.match(line):
             switch, lanes, gbit, peer, description = link.groups()
             if gbit not in _ENCODED:
-                raise InputError(where, gbit, "is not a rate of an InfiniBand lane in Gb/s")
+                raise InputError(place, gbit, "is not a rate of an InfiniBand lane in Gb/s")
             rate = int(lanes) * _LANE_GBIT[_ENCODED[gbit]] * 1e9 / 8
-            ports.append((switch, peer, rate, description, where))
+            ports.append((switch, peer, rate, description, place))
     peers: dict[str, dict[str, float]] = {switch: {} for switch, *_ in ports}
-    for switch, peer, rate, description, where in ports:
+    for switch, peer, rate, description, place in ports:
         if peer in peers:
             peers[switch][peer] = peers[switch].get(peer, 0.0) + rate
         else:
-            _add(hosts, description, switch, rate, where)
+            _add(hosts, description, switch, rate, place)
     return _tree_and_rate(hosts, peers, file)
 
 

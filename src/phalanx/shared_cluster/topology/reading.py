@@ -159,8 +159,8 @@ def cluster_of(
     hosts, sizes = content.hosts, [len(names) for names in content.leaves.values()]
     node = preset(like, len(hosts))
     trays = node.ranks_per_node // (tray := gpus.gpus_of_host(node))
-    each = min(trays, *sizes)  # hosts of a node: of a rack, whose hosts are under one leaf
-    if any(size % each for size in sizes):
+    node_hosts = min(trays, *sizes)  # hosts of a node: of a rack, whose hosts are under one leaf
+    if any(size % node_hosts for size in sizes):
         reason = (
             f"has racks of {trays} hosts with {tray} GPUs, and the leaves have {min(sizes)} to {max(sizes)} hosts"
         )
@@ -168,10 +168,10 @@ def cluster_of(
             "give the leaves that have whole racks, or as many hosts of one: --partition, or a topology.conf of them"
         )
         raise InputError("like", like, reason, remedy)
-    if each < trays:  # the links inside the part of a rack
-        inside = replace(node.tiers[0], ranks=each * tray)
-        node = replace(node, ranks_per_node=each * tray, tiers=(inside, *node.tiers[1:]))
-    leaf = [i for i, size in enumerate(sizes) for _ in range(size // each)]
+    if node_hosts < trays:  # the links inside the part of a rack
+        inside = replace(node.tiers[0], ranks=node_hosts * tray)
+        node = replace(node, ranks_per_node=node_hosts * tray, tiers=(inside, *node.tiers[1:]))
+    leaf = [i for i, size in enumerate(sizes) for _ in range(size // node_hosts)]
     return of_leaves(node, [f"node{i}" for i in range(len(leaf))], leaf, content.oversubscription)[0]
 
 

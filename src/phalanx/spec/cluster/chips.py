@@ -94,7 +94,9 @@ class Chip:
     def as_device(self, name: str | None = None, bandwidth_bytes_per_s: float | None = None) -> Device:
         """Return the chip as a Device; a variant has another name and memory bandwidth."""
         mib = int(self.memory_bytes) // MIB
-        how = f"memory as {self.memory_source} says, usable: less 2 GiB for context and libraries (estimated)"
+        memory_origin = (
+            f"memory as {self.memory_source} says, usable: less 2 GiB for context and libraries (estimated)"
+        )
         return Device(
             name=name or self.device,
             kind="cuda",
@@ -105,7 +107,7 @@ class Chip:
             own_communication_engine=True,
             narrow_flops_per_s=self.flops_per_s(MULTIPLIED),
             origin="published",
-            source=f"{self.source}, dense; {how}",
+            source=f"{self.source}, dense; {memory_origin}",
         )
 
 

@@ -143,7 +143,7 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
     step, layout = _step(model, cluster, gpus, seq, line)
     ddp, _ = _step(model, cluster, gpus, seq, f"dp={gpus},zero=0")
     points = [(at * 1e3, held / GIB) for at, held in gathered_bytes(step)]
-    whole, more = 2 * layout.model.parameter_count / GIB, _sent(step) / _sent(ddp)
+    whole, ratio = 2 * layout.model.parameter_count / GIB, _sent(step) / _sent(ddp)
     curve = Lines(
         PlotAxis("time, ms", low=0, high=max(t.end for t in step) * 1e3),
         PlotAxis("GiB of gathered parameters on a rank", "GB", low=0),
@@ -159,7 +159,7 @@ def fsdp(model: str = "llama3-8b", cluster: str = "dgx-h100", gpus: int = 16, se
         (_timeline(step, f"one step, {line}; waits {exposed_seconds(step) * 1e3:.3g} ms"), curve),
         _source(line),
         "Each unit is gathered twice, for the forward and for the backward pass, and its gradients leave as a "
-        f"reduce-scatter: {more:.3g} times what DDP sends here, where the head stays whole between "
+        f"reduce-scatter: {ratio:.3g} times what DDP sends here, where the head stays whole between "
         "its passes, and towards 1.5 the more blocks there are.",
     )
 

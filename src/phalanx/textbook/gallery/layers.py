@@ -115,7 +115,7 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     if ranks not in (2, 4) or seq % ranks:
         raise InputError("ranks", ranks, "does not fit the page or the sequence", "use 2 or 4, a divisor of --seq")
     local = Split.of(spec, _tp(ranks)).local
-    each = seq // ranks
+    rank_tokens = seq // ranks
     job = Job(1, seq, Precision("bfloat16"))
     sent = [
         x for x in communication(spec, job, _tp(ranks, True), "blocks.0", "F", seq) if not isinstance(x, CoreRuns)
@@ -132,7 +132,7 @@ def sequence_parallel(model: str = "llama3-8b", ranks: int = 4, seq: int = 8192)
     for k, (words, cut) in enumerate(stages):
         x = 21 * k
         for r in range(ranks):
-            part = cut or f"{r * each}-{(r + 1) * each - 1}"
+            part = cut or f"{r * rank_tokens}-{(r + 1) * rank_tokens - 1}"
             tokens = f"all {seq}" if cut else "tokens"
             items.append(Box(x, 1 + 5 * r, 16, 5, (words, tokens, part), r))
             items += [Arrow(((x - 5, 3 + 5 * r), (x - 1, 3 + 5 * r)))] if k else []

@@ -55,8 +55,8 @@ def local_steps(
     model: str = "llama3-8b", cluster: str = "sites-h100", gpus: int = 256, batch: int = 512, seq: int = 8192
 ) -> Picture:
     """Draw the step of plain, compressed and rarely synchronised data parallelism over the rate between groups."""
-    spec, there = model_named(model)[0], cluster_named(cluster)(gpus)
-    group = there.tiers[-2].ranks if len(there.tiers) > 1 else gpus
+    spec, whole_cluster = model_named(model)[0], cluster_named(cluster)(gpus)
+    group = whole_cluster.tiers[-2].ranks if len(whole_cluster.tiers) > 1 else gpus
     if gpus <= group or gpus % group:
         least = max(2, gpus // group) * group
         reason = f"is not several groups of the {group} that {cluster} joins last"
@@ -66,20 +66,20 @@ def local_steps(
     def step(line: str) -> Callable[[float], float]:
         s = make_strategy(line)
         assert s is not None
-        return cache(lambda rate: float(estimate(spec, slowest_link(there, rate), job, s, "phalanx").seconds))
+        return cache(lambda rate: float(estimate(spec, slowest_link(whole_cluster, rate), job, s, "phalanx").seconds))
 
     flat = f"dp={gpus},zero=3"
     steps = {"plain: shards over all": step(flat)} | {name: step(f"{flat},shard={group}{how}") for name, how in _WAYS}
     rates = [float(rate) for rate in np.geomspace(_LOWEST, _HIGHEST, 17)]
     plain = steps[_WAYS[0][0]]
-    curves, marks, said = [], [], []
+    curves, marks, crossings = [], [], []
     for i, (name, seconds) in enumerate(steps.items()):
         curves.append(Series(name, [(rate, seconds(rate)) for rate in rates], colour=i))
         even = break_even(seconds, plain) if i > 1 else None
         if even is not None:
             marks.append(Mark(even, seconds(even), "", i))
-            said.append(f"{name} {float(f'{even:.2g}'):,.0f}")
-    tier = there.tiers[-1].name
+            crossings.append(f"{name} {float(f'{even:.2g}'):,.0f}")
+    tier = whole_cluster.tiers[-1].name
     panel = Lines(
         PlotAxis(f"{tier}: Gbit/s out of each group of {group} GPUs", "count", log=True, low=_LOWEST, high=_HIGHEST),
         PlotAxis("seconds of a step", "s", log=True),
@@ -91,6 +91,6 @@ def local_steps(
         f"Replicas that step alone: {model}, {gpus} GPUs of {cluster}, {batch} x {seq:,} tokens",
         (panel,),
         f"`phalanx predict --stack phalanx --strategy {flat},shard={group},local=H`, at each rate",
-        f"Points: the hierarchical step is as short from here on: {'; '.join(said) or 'none'} Gbit/s. With faster "
-        "links the others take longer, or cost learning for nothing. No price says how much they cost of it.",
+        f"Points: the hierarchical step is as short from here on: {'; '.join(crossings) or 'none'} Gbit/s. With "
+        "faster links the others take longer, or cost learning for nothing. No price says how much they cost of it.",
     )

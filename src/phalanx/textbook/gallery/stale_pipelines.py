@@ -38,7 +38,7 @@ def losses(stages: int, steps: int, rate: float, targets: Values, stash: bool, f
     kept: dict[tuple[int, int], Values] = {}  # by (stage, micro-batch), as are the two below
     inputs: dict[tuple[int, int], Values] = {}
     gradients: dict[tuple[int, int], Values] = {}
-    seen = []
+    losses_by_step = []
     for _, (kind, stage, i) in sorted(timed):
         if kind == "F":
             kept[stage, i] = w[stage]
@@ -46,12 +46,12 @@ def losses(stages: int, steps: int, rate: float, targets: Values, stash: bool, f
             inputs[stage + 1, i] = y = x * w[stage]
             if stage == stages - 1:
                 gradients[stage, i] = y - targets
-                seen.append(float(((y - targets) ** 2).mean() / 2))
+                losses_by_step.append(float(((y - targets) ** 2).mean() / 2))
             continue
         gradient, used = gradients.pop((stage, i)), kept.pop((stage, i))
         gradients[stage - 1, i] = gradient * (used if stash else w[stage])
         w[stage] = w[stage] - rate * gradient * inputs.pop((stage, i))
-    return seen
+    return losses_by_step
 
 
 def largest_rate(stages: int, flush: bool) -> float:

@@ -100,12 +100,12 @@ class ChannelDeltaSizes(MixerSizes):
 def channel_delta(hidden: int, sizes: ChannelDeltaSizes, norm: Norm | None, *, after: Norm | None = None) -> Sublayer:
     """Return a gated delta net with a decay for every channel."""
     of = f"mixers.{sizes.name}.heads"
-    q, each, h = Dim(sizes.heads, sizes.head_dim, "tp", of=of), Dim(sizes.heads, 1, "tp", of=of), whole(hidden)
+    q, per_head, h = Dim(sizes.heads, sizes.head_dim, "tp", of=of), Dim(sizes.heads, 1, "tp", of=of), whole(hidden)
     low, taps = whole(sizes.head_dim), whole(sizes.taps)
     parts = ("q", "k", "v")
     first = (
         *(Output(name, q) for name in parts),
-        Output("beta", each),
+        Output("beta", per_head),
         Output("f_down", low),
         Output("z_down", low),
     )
@@ -122,7 +122,7 @@ def channel_delta(hidden: int, sizes: ChannelDeltaSizes, norm: Norm | None, *, a
             q,
             sizes.head_dim,
             sizes.chunk,
-            (Weight("dt_bias", (q,), "gate"), Weight("a_log", (each,), "gate")),
+            (Weight("dt_bias", (q,), "gate"), Weight("a_log", (per_head,), "gate")),
             parts,
             gates=sizes.head_dim + 1,
         ),

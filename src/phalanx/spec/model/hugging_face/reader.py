@@ -36,9 +36,9 @@ def read(row: FamilyRow, c: Config) -> Fields:
     """
     for key, usable in row.only.items():
         c.only(key, *usable)
-    for what, part in row.refused.items():
+    for feature, part in row.refused.items():
         if _holds(part, c, {}):
-            raise c.wrong(f"has {what}, which is not described", "nothing near it is priced in its place")
+            raise c.wrong(f"has {feature}, which is not described", "nothing near it is priced in its place")
     _require_known(row, c)
     read: Fields = dict(row.fixed)
     for name, part in row.keys.items():
@@ -51,7 +51,7 @@ def read(row: FamilyRow, c: Config) -> Fields:
         table = getattr(row, name)
         if table and (part := _table(table, c, read)) is not None:
             read[name] = part
-    read["only_priced"] = [what for what, part in row.only_priced.items() if _holds(part, c, read)]
+    read["only_priced"] = [feature for feature, part in row.only_priced.items() if _holds(part, c, read)]
     read["only_priced"] += read.pop("rope_only_priced", [])
     if not read["only_priced"]:
         del read["only_priced"]
