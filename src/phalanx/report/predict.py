@@ -98,20 +98,20 @@ _ERROR = 0.06
 
 
 def _figures(p: Prediction) -> Iterator[tuple[str, str, str]]:
-    how = "estimated: the terms below, summed" if p.engine == "formulas" else p.origin
-    yield "step", seconds(p.step_time_s), how
+    remark = "estimated: the terms below, summed" if p.engine == "formulas" else p.origin
+    yield "step", seconds(p.step_time_s), remark
     if p.step_time_low_s is not None and p.step_time_high_s is not None:
         yield "  likely", f"{seconds(p.step_time_low_s)} to {seconds(p.step_time_high_s)}", p.interval
     yield "tokens/s per GPU", f"{p.tokens_per_s_per_gpu:,.0f}", f"{p.tokens_per_s * p.step_time_s:,.0f} tokens a step"
     if p.mfu is not None:
-        how = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of 16 bits"
-        how += f", not of {p.question.precision}" if p.question.precision in ("fp32", "tf32") else ""
-        yield "MFU", f"{p.mfu:.1%}", how
+        remark = f"{p.model_flops:.3g} FLOP a step; 6N says {p.six_n_flops:.3g}; peak of 16 bits"
+        remark += f", not of {p.question.precision}" if p.question.precision in ("fp32", "tf32") else ""
+        yield "MFU", f"{p.mfu:.1%}", remark
         yield "HFU", f"{p.hfu:.1%}", "including what recomputation repeats"
     if (t := p.training) is not None:
-        how = f"{t.steps:,.0f} steps, {short_number(t.tokens)} tokens (by {p.training_from})"
-        how += f": {number(t.gpu_hours)} GPU-hours"
-        yield "whole training", duration(t), how
+        remark = f"{t.steps:,.0f} steps, {short_number(t.tokens)} tokens (by {p.training_from})"
+        remark += f": {number(t.gpu_hours)} GPU-hours"
+        yield "whole training", duration(t), remark
     share = p.memory_bytes / p.usable_bytes
     tight = f", tight: {share:.0%}" if share > 1 - HEADROOM and p.engine == "formulas" else ""
     close = f", by {share - 1:.0%}, which is within an estimate's error" if 1 < share <= 1 + _ERROR else ""

@@ -290,7 +290,7 @@ def _answer(
     subject: AnalyticSubject,
 ) -> ModelPlan:
     """Return what a search found as its answer. `costs`: of all conditions together, and of each."""
-    best, p, (whole, each) = result.to_run, result.pricing, costs
+    best, p, (whole, cost_by_condition) = result.to_run, result.pricing, costs
     plain_s = None if whole is None else whole.seconds
 
     def planned(r: RankedStrategy) -> PlannedStrategy:
@@ -323,7 +323,7 @@ def _answer(
         if result.lengths is None
         else UnequalChunks(tuple(result.lengths.blocks), result.lengths.equal_seconds),
         conditions=None if whole is None else CostOfCondition(whole.text, whole.share, whole.without, whole.seconds),
-        each_condition=tuple(CostOfCondition(c.text, c.share, c.without, c.seconds) for c in each),
+        each_condition=tuple(CostOfCondition(c.text, c.share, c.without, c.seconds) for c in cost_by_condition),
         steps_alone=steps_alone_around(p, best.strategy, plain_s) if best.strategy.local else (),
         strategies_evaluated=result.evaluated,
         strategies_priced_one_by_one=result.examined,

@@ -81,31 +81,31 @@ def state_of(model: Shape, layout: LayoutColumns, by: Profile, job: Job, options
     moments = device_share * (float(moment_bytes(model, options)) + sizes.moments - MIXED.moments)
     master = device_share * (BYTES[options.master] + sizes.master * apart - MIXED.master)
     gradients, reduced = float(by.accumulated_bytes), float(by.reduced_bytes)
-    there = float(by.gradients_on_host) * bool(zero.reduces_each or zero.by_unit)
-    gradients *= 1 - there
+    host_share = float(by.gradients_on_host) * bool(zero.reduces_each or zero.by_unit)
+    gradients *= 1 - host_share
     if frozen:
         moments = master = reduced = 0.0
     outer = float(layout.outer_bytes)
     copied = float(by.parameter_bytes) * options.reference.startswith("copy")
     if zero.by_unit:
         masters = master if np.any(by.cast_gradient) else 0.0  # of shards of weights and gradients in 16 bits
-        gradients = min(gradients, 2.0 * (1 - there)) if masters else gradients
+        gradients = min(gradients, 2.0 * (1 - host_share)) if masters else gradients
         weights = float(by.full_shard_bytes) - gradients - moments - masters
         copied *= not options.parameter_offload
         gradients, weights = gradients + min(weights, 0.0), max(weights, 0.0)  # with parameters on the host
         added_up = ("gradients that add up", float(whole_gradient_bytes(by, zero)), 1)
-        each = [("weights", weights - copied, shards), ("gradients", gradients, shards), added_up]
-        each.append(("master weights", masters, shards))
+        rows = [("weights", weights - copied, shards), ("gradients", gradients, shards), added_up]
+        rows.append(("master weights", masters, shards))
     else:
         own = 1 if not zero.reduces_each or not zero.state else shards
         gradients += reduced * (not zero.reduces_each)
         sharded = master + moments if shards == 1 or frozen else float(by.shard_bytes)
         total = float(state_bytes(layout, by, zero, np.maximum(zero.shards, 1)))
         weights = total - gradients / own - (sharded + outer) / shards - copied
-        each = [("weights", weights, 1), ("gradients", gradients, own), ("master weights", sharded - moments, shards)]
-    each += [("moments", moments, shards), ("the reference's weights", copied, shards if zero.by_unit else 1)]
-    each.append(("the outer optimizer's", outer, shards))
-    parts = [StatePart(f"frozen {what}" if frozen else what, n, over) for what, n, over in each if n > _NOTHING]
+        rows = [("weights", weights, 1), ("gradients", gradients, own), ("master weights", sharded - moments, shards)]
+    rows += [("moments", moments, shards), ("the reference's weights", copied, shards if zero.by_unit else 1)]
+    rows.append(("the outer optimizer's", outer, shards))
+    parts = [StatePart(f"frozen {what}" if frozen else what, n, over) for what, n, over in rows if n > _NOTHING]
     if frozen:
         by_unit, on_host = bool(zero.by_unit), by.parameters_on_host * zero.by_unit
         of_adapters = (
@@ -119,5 +119,5 @@ def state_of(model: Shape, layout: LayoutColumns, by: Profile, job: Job, options
     of_experts = int(expert_ranks(layout)) if model.routes and layout.ep > 1 and shards > 1 else shards
     idle = float(by.idle_bytes) if shards > 1 and not zero.by_unit else 0.0
     waits = options.parameter_offload and bool(zero.by_unit)
-    state = StatePerParameter("", tuple(parts), of_experts, options.optimizer_offload, there, waits, idle)
+    state = StatePerParameter("", tuple(parts), of_experts, options.optimizer_offload, host_share, waits, idle)
     return replace(state, line=_line(state, f"{axes}, ZeRO-{level}"))

@@ -94,12 +94,12 @@ def case_of(row: Row) -> ServingCase:
     weights, experts = _types(row, chip)
     data = CHIPS[chip]
     shape = _shape(row["model_path"], row["model"])
-    apart = row["mode"] == "disaggregated"
+    separate = row["mode"] == "disaggregated"
     kv = _cache_bytes(row, name, chip, weights, experts)
-    decode = _split(row, "decode_" if apart else "", weights, experts, kv, shape)
-    prefill = _split(row, "prefill_", weights, experts, kv, shape) if apart else decode
+    decode = _split(row, "decode_" if separate else "", weights, experts, kv, shape)
+    prefill = _split(row, "prefill_", weights, experts, kv, shape) if separate else decode
     workers = (1.0, 1.0)
-    if apart:
+    if separate:
         counts = [row.number(f"{k}_num_workers") for k in ("prefill", "decode")]
         if not all(counts):
             raise Unscored("how many workers compute prompts is not recorded")
@@ -114,18 +114,18 @@ def case_of(row: Row) -> ServingCase:
         domain=_DOMAIN.get(chip, 8),
         launches=LAUNCHES.get(data.generation, 1.0),
     )
-    if not apart and (gpus := row.number("n_gpus")):
+    if not separate and (gpus := row.number("n_gpus")):
         clients /= max(1.0, gpus // (decode.tp * decode.attention_dp * decode.pp))  # of one copy of several
     closed = row["load_pattern"] == "closed_loop"
     if closed:
         isl, osl = isl * _MEAN_LENGTH, osl * _MEAN_LENGTH
-    poll = 1.0 if name != "sglang" or not closed or apart else _POLLS[clients >= _POLLS_FROM]
+    poll = 1.0 if name != "sglang" or not closed or separate else _POLLS[clients >= _POLLS_FROM]
     at_once = float(row["load_pattern"] == "burst_inferred")
     stated = row.number("isl") or 0.0
-    budget = stated + clients + 64 if name == "trtllm" and closed and not apart else STEP_TOKENS
+    budget = stated + clients + 64 if name == "trtllm" and closed and not separate else STEP_TOKENS
     load = SteadyLoad(clients, isl, osl, data.memory_bytes, float(not closed), at_once, budget, poll)
     return ServingCase(
-        row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, apart
+        row, name, release_of(name, row["framework_version"]), shape, rates, load, prefill, decode, workers, separate
     )
 
 
