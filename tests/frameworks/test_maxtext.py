@@ -217,11 +217,11 @@ def test_the_tensor_axis_splits_the_stream() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "remedy"), [("v5p-128", "tpu-v5p --gpus 64"), ("v6e-256", "tpu-v6e --gpus 256"), ("v5litepod-16", "16")]
+    ("name", "chips"), [("v5p-128", 64), ("v6e-16", 16), ("trillium-16", 16), ("v5litepod-16", 16), ("tpu7x-128", 64)]
 )
-def test_a_slice_is_a_cluster_and_a_number(name: str, remedy: str) -> None:
-    with pytest.raises(InputError, match=remedy):
-        phalanx.predict(model="llama3-8b", cluster=name, gpus=8, batch=8, seq=4096, strategy="dp=8,zero=3")
+def test_a_slice_is_a_cluster_and_a_number(name: str, chips: int) -> None:
+    p = phalanx.predict(model="llama3-8b", cluster=name, batch=64, seq=4096, strategy="zero=3")
+    assert p.strategy.world == chips
 
 
 @pytest.mark.parametrize(("cluster", "hardware"), [("tpu-v5p", "tpu"), ("dgx-h100", "gpu")])

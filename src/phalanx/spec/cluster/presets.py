@@ -111,6 +111,9 @@ def _plain(text: str) -> str:
     name = re.sub(r"[\s_]+", "-", text.strip().lower())
     vendor = r"^(?:nvidia-|amd-|intel-|google-)?(?:geforce-|tesla-|jetson-(?:agx-)?)?"
     name = re.sub(rf"{vendor}|-sxm\d?(?=-|$)|-hbm\d\w?$|-generation$", "", name)
+    name = re.sub(
+        r"^(?:tpu-?)?(?:v?7x|ironwood)(?=-|$)", "tpu-v7", re.sub(r"^(?:tpu-)?trillium(?=-|$)", "tpu-v6e", name)
+    )
     return re.sub(r"-(\d{2,3})g(?:ib)?(?=-|$)", r"-\1gb", name)
 
 
@@ -144,7 +147,7 @@ def counted(text: str) -> Counted | None:
     H100:8, and slices of TPUs such as v5p-128. None for any other text, and for the name of a preset."""
     if named(text) is not None:
         return None
-    sliced = re.fullmatch(r"(?:tpu-?)?(v\d+[a-z]*)-(\d{1,6})", text.lower().replace("litepod", "e"))
+    sliced = re.fullmatch(r"(?:tpu-?)?(v\d+[a-z]*)-(\d{1,6})", _plain(text).replace("litepod", "e"))
     if sliced and (kind := named(sliced[1])):
         return Counted(kind, int(sliced[2]) // (2 if sliced[1] in _CORE_COUNTED else 1))
     for pattern in _COUNTED:
@@ -155,8 +158,9 @@ def counted(text: str) -> Counted | None:
     return None
 
 
-_CORE_COUNTED = ("v2", "v3", "v4", "v5p")
-"""Generations of TPUs whose slices are named by their TensorCores, two a chip (Google Cloud TPU documentation)."""
+_CORE_COUNTED = ("v2", "v3", "v4", "v5p", "v7")
+"""Generations of TPUs whose slices are named by their TensorCores, two a chip (Google Cloud TPU documentation; of
+tpu7x-512, 256 chips: AI-Hypercomputer/tpu-recipes 1c91283, training/ironwood/qwen3-235b-a22b)."""
 
 
 def preset(name: str, nodes: int) -> ClusterSpec:
