@@ -87,6 +87,24 @@ def _recomputes(keys: Keys, at: str) -> bool | None:
     return stated
 
 
+def _engine(
+    keys: Keys, at: str, config: Config, type_: str | None, launched: Configuration | None
+) -> tuple[read_engine.Engine, Config | None]:
+    """Return what shards the state: DeepSpeed by a file or a word, the engine of accelerate's file (`launched`), or
+    FSDP by arguments; and DeepSpeed's file, if it is here."""
+    path = keys.take(f"{at}deepspeed", "stack")
+    named = config.get("deepspeed_json") if at else None
+    if isinstance(named, dict):
+        return read_engine.of_file(keys, "deepspeed_json", named, type_, launched), named
+    if isinstance(path, dict):
+        return read_engine.of_file(keys, f"{at}deepspeed", path, type_, launched), path
+    if path:
+        return read_engine.of_name(keys, at, str(path), type_), None
+    if launched is not None:
+        return read_engine.of_accelerate(launched, type_), None
+    return read_engine.of_fsdp(keys, at, type_), None
+
+
 def read(config: Config, world: int | None = None) -> Configuration:
     """Read {launch, args, deepspeed_json} or the arguments alone. A value that is `auto` in DeepSpeed's file is that
     of the argument."""
@@ -109,27 +127,17 @@ def read(config: Config, world: int | None = None) -> Configuration:
     type_ = "bf16" if bf16 else "fp16" if fp16 else "tf32" if rounded and not of_trl else None
     again = _recomputes(keys, at)
 
-    # What shards the state: DeepSpeed by a file or a word, accelerate's file, or FSDP by arguments.
-    path = keys.take(f"{at}deepspeed", "stack")
-    named = config.get("deepspeed_json") if nested else None
-    inner = named if isinstance(named, dict) else path if isinstance(path, dict) else None
+    # What shards the state.
     accelerated = config.get("accelerate") if nested else None
     launched = accelerate.read(accelerated, world) if isinstance(accelerated, dict) else None
+    job = arguments_job(keys, at)
+    engine, inner = _engine(keys, at, config, type_, launched)
     if launched is not None:
         world = world or launched.layout.world
-    job = arguments_job(keys, at)
-    if isinstance(inner, dict):
-        base = "deepspeed_json" if inner is named else f"{at}deepspeed"
-        engine = read_engine.of_file(keys, base, inner, type_, launched)
-    elif path:
-        engine = read_engine.of_name(keys, at, str(path), type_)
-    elif launched is not None:
-        engine = read_engine.of_accelerate(launched, type_)
-        again = again or launched.layout.recompute == "full"
-        if f"{at}gradient_accumulation_steps" not in keys.understood:
-            steps = launched.layout.accumulation or steps
-    else:
-        engine = read_engine.of_fsdp(keys, at, type_)
+        if inner is None and not keys.take(f"{at}deepspeed", "stack"):
+            again = again or launched.layout.recompute == "full"
+            if f"{at}gradient_accumulation_steps" not in keys.understood:
+                steps = launched.layout.accumulation or steps
     stack, zero, tp, cp, type_ = engine.stack, engine.zero, engine.tp, engine.cp, engine.precision
     options, typed, job = dict(engine.options), engine.notes, {**job, **engine.job}
     heads = keys.count(f"{at}sequence_parallel_size", "strategy.cp", 1) or 1
@@ -137,12 +145,12 @@ def read(config: Config, world: int | None = None) -> Configuration:
         cp, typed = heads, (*typed, _EXCHANGED)
 
     # Its number types. A file that says them too and is not here: DeepSpeed's, accelerate's, or one of arguments.
-    unread = bool(path) and zero is None and not isinstance(inner, dict)
+    unread = inner is None and zero is None and bool(keys.take(f"{at}deepspeed", "stack"))
     unread = unread or isinstance(config, Partial) or isinstance(accelerated, Partial)
     own_type = keys.truth(f"{at}use_unsloth", "job.precision")  # of the device: bf16, else fp16
     unstated = None if own_type or unread else "bf16" if of_trl and bf16 is None else "fp32"
     trained, unpriced = adapter_options(keys, at)
-    if type_ in (None, "fp32", "tf32") and unstated == "fp32" and not isinstance(inner, dict):
+    if type_ in (None, "fp32", "tf32") and unstated == "fp32" and inner is None:
         paths = tuple(f"{at}{name}" for name in _LOADED)
         half = _HALVES.get(str(Keys(config).take(paths, "")).removeprefix("torch."))
         if half and (stack == "accelerate" or (stack == "deepspeed" and launched is None)):
@@ -185,7 +193,7 @@ def read(config: Config, world: int | None = None) -> Configuration:
     )
     name = str(keys.take((f"{at}model_name_or_path", f"{at}model_name"), "model", "") or "")
     notes: tuple[str, ...] = (*preferred, *typed, *((_UPDATES,) if of_actor else ()))
-    if not (isinstance(inner, dict) and inner.get("optimizer")):  # DeepSpeed's comes first
+    if not (inner and inner.get("optimizer")):  # DeepSpeed's comes first
         update, assumed = optimizer_options(keys, f"{at}optim", bool(trained))
         options, notes = update | options, notes + assumed
     args = config["args"] if nested else config
