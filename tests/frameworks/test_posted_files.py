@@ -261,3 +261,20 @@ def test_a_module_of_ones_own_is_looked_for_where_python_does(tmp_path: Path) ->
     p = json_of(tmp_path, "predict", "run.sh", "--cluster", "gb200-nvl72", "--json")
     assert p["strategy"] == "dp=256,zero=3,ep=64,micro_batch=8,recompute=full"
     assert p["fits"]
+
+
+@pytest.mark.parametrize("prefix", ["", "fsdp_"])
+@pytest.mark.parametrize("again", [True, False])
+def test_what_fsdp_wraps_may_be_recomputed(tmp_path: Path, prefix: str, again: bool) -> None:
+    """Trainer takes activation_checkpointing of FSDP's table; its other keys are accelerate's."""
+    table = {
+        f"{prefix}activation_checkpointing": again,
+        f"{prefix}limit_all_gathers": True,
+        "sync_module_states": True,
+    }
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/fsdp_config_qwen.json").write_text(json.dumps(table))
+    (tmp_path / "run.sh").write_text(S1.replace(" --gradient_checkpointing=True", ""))
+    p = json_of(tmp_path, "predict", "run.sh", "--cluster", "dgx-h100", "--json")
+    assert ("recompute=full" in p["strategy"]) is again
+    assert "fsdp_config" not in str([c["keys"] for c in p["question"]["caveats"]])

@@ -55,9 +55,14 @@ def sharding(keys: Keys, table: str = "fsdp_config") -> tuple[int | None, dict[s
         named = chosen if chosen is not None else reshard
         zero = 3 if named is None else _STRATEGIES.get(str(named).upper())
     device = "cpu" if truth(of("offload_params", "offload.param")) else "none"
-    again = truth(of("activation_checkpointing", "strategy.recompute"))
-    recompute = None if again is None else "full" if again else "none"
-    return zero, {"param": device, "optimizer": device}, recompute
+    return zero, {"param": device, "optimizer": device}, table_recompute(keys, table)
+
+
+def table_recompute(keys: Keys, table: str = "fsdp_config") -> str | None:
+    """Return the recomputation of FSDP's table, which wraps the units; None: not stated."""
+    paths = (f"{table}.fsdp_activation_checkpointing", f"{table}.activation_checkpointing")
+    again = truth(keys.take(paths, "strategy.recompute"))
+    return None if again is None else "full" if again else "none"
 
 
 def within_node(keys: Keys, table: str = "fsdp_config") -> bool:

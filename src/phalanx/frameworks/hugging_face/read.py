@@ -22,7 +22,11 @@ _BF16_UNASKED = ("rl", "dataset_text_field", "num_generations", "max_completion_
 """Arguments of TRL's configurations, which turn bf16 on unless fp16 is (trl/trainer/sft_config.py, __post_init__)."""
 _NEXT_TOKEN = (None, "sft", "pt")
 """Stages whose loss is that of the next token."""
-_ENGINE_PREFIXES = dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed"))
+_ENGINE_PREFIXES = {
+    **dict.fromkeys(("deepspeed_json.", "args.deepspeed.", "deepspeed."), key_table("deepspeed")),
+    **dict.fromkeys(("args.fsdp_config.", "fsdp_config."), key_table("accelerate")),
+}
+"""Paths of the keys that a Trainer hands to its engine."""
 _LLAMA_FACTORY_KEYS = ("finetuning_type", "cutoff_len", "template")
 """Keys of LLaMA-Factory, which recomputes every block unless a key says otherwise (prepare_model_for_training of
 src/llamafactory/model/model_utils/checkpointing.py)."""
@@ -134,10 +138,10 @@ def read(config: Config, world: int | None = None) -> Configuration:
     engine, inner = _engine(keys, at, config, type_, launched)
     if launched is not None:
         world = world or launched.layout.world
-        if inner is None and not keys.take(f"{at}deepspeed", "stack"):
-            again = again or launched.layout.recompute == "full"
-            if f"{at}gradient_accumulation_steps" not in keys.understood:
-                steps = launched.layout.accumulation or steps
+        own = inner is not None or keys.take(f"{at}deepspeed", "stack")
+        if not own and f"{at}gradient_accumulation_steps" not in keys.understood:
+            steps = launched.layout.accumulation or steps
+    again = again or engine.recompute == "full"
     stack, zero, tp, cp, type_ = engine.stack, engine.zero, engine.tp, engine.cp, engine.precision
     options, typed, job = dict(engine.options), engine.notes, {**job, **engine.job}
     heads = keys.count(f"{at}sequence_parallel_size", "strategy.cp", 1) or 1

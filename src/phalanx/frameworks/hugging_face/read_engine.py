@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from phalanx.frameworks.accelerate.read import on_host, sharding, within_node, wrapping
+from phalanx.frameworks.accelerate.read import on_host, sharding, table_recompute, within_node, wrapping
 from phalanx.frameworks.configuration import Config, Configuration, Keys
 from phalanx.frameworks.deepspeed import read as deepspeed
 from phalanx.frameworks.values import truth, zero_level
@@ -37,6 +37,8 @@ class Engine:
     ring: bool = False
     shard: int | None = None
     within_node: bool = False
+    recompute: str | None = None
+    """Of FSDP's table; None: not stated."""
     options: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
@@ -99,6 +101,7 @@ def of_accelerate(launched: Configuration, stated: str | None) -> Engine:
         s.shard,
         options=launched.options,
         fields=launched.fields,
+        recompute=s.recompute,
     )
 
 
@@ -106,6 +109,7 @@ def of_fsdp(keys: Keys, at: str, precision: str | None) -> Engine:
     """Read the Trainer's --fsdp: words, or true with its settings in fsdp_config."""
     zero: int | None = None
     offload: dict[str, str | None] | None = None
+    recompute: str | None = None
     options: dict[str, Any] = {}
     words, in_node = keys.take(f"{at}fsdp", "strategy.zero"), False
     text = " ".join(words) if isinstance(words, list) else str(words or "")
@@ -119,8 +123,9 @@ def of_fsdp(keys: Keys, at: str, precision: str | None) -> Engine:
         options = wrapping(keys, f"{at}fsdp_config", by_class)
         if isinstance(keys.take(f"{at}fsdp_config", "options.units"), dict):  # not the name of a file alone
             del keys.understood[f"{at}fsdp_config"]
+        recompute = table_recompute(keys, f"{at}fsdp_config")
     elif truth(words):
-        zero, offload, _ = sharding(keys, f"{at}fsdp_config")
+        zero, offload, recompute = sharding(keys, f"{at}fsdp_config")
         in_node = within_node(keys, f"{at}fsdp_config")
     options |= on_host(offload)
-    return Engine("accelerate", precision, zero, offload, within_node=in_node, options=options)
+    return Engine("accelerate", precision, zero, offload, within_node=in_node, recompute=recompute, options=options)
