@@ -125,6 +125,7 @@ def test_a_plan_is_priced_on_every_preset(name: str) -> None:
         ("H100:8", 8, 8, "dgx-h100"),
         ("rtx4090x2", 2, 8, "pcie-rtx4090"),
         ("v5p-128", 64, 8960, "tpu-v5p"),
+        ("tpu v5e-16", 16, 256, "tpu-v5e"),
     ],
 )
 def test_a_name_may_count_its_gpus(text: str, gpus: int, node: int, kind: str) -> None:

@@ -37,12 +37,12 @@ class Engine:
     ring: bool = False
     shard: int | None = None
     within_node: bool = False
-    recompute: str | None = None
-    """Of FSDP's table; None: not stated."""
     options: Mapping[str, Any] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     job: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    recompute: str | None = None
+    """Of FSDP's table; None: not stated."""
 
 
 def of_file(keys: Keys, base: str, file: Config, stated: str | None, launched: Configuration | None) -> Engine:
