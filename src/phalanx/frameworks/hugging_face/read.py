@@ -138,8 +138,8 @@ def read(config: Config, world: int | None = None) -> Configuration:
     engine, inner = _engine(keys, at, config, type_, launched)
     if launched is not None:
         world = world or launched.layout.world
-        own = inner is not None or keys.take(f"{at}deepspeed", "stack")
-        if not own and f"{at}gradient_accumulation_steps" not in keys.understood:
+        of_deepspeed = inner is not None or keys.take(f"{at}deepspeed", "stack")
+        if not of_deepspeed and f"{at}gradient_accumulation_steps" not in keys.understood:
             steps = launched.layout.accumulation or steps
     again = again or engine.recompute == "full"
     stack, zero, tp, cp, type_ = engine.stack, engine.zero, engine.tp, engine.cp, engine.precision
