@@ -510,6 +510,52 @@ def test_a_job_has_the_ranks_that_are_said_or_those_of_its_nodes(
     )
 
 
+_TRAINED = (
+    "train.py --model_name_or_path meta-llama/Llama-3.1-8B --per_device_train_batch_size 1 --bf16 True"
+    " --fsdp 'full_shard auto_wrap' --gradient_checkpointing True --max_seq_length 2048"
+)
+
+
+def _job(pod: dict[str, Any]) -> str:
+    limits = {"limits": {"nvidia.com/gpu": 4}}
+    command = ["sh", "-c", f"torchrun --nproc_per_node=4 {_TRAINED}"]
+    container = {"name": "t", "command": command, "resources": limits}
+    pod = {"containers": [container], **pod}
+    return json.dumps({"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": {"spec": pod}}})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "cluster"),
+    [
+        ("a.sbatch", "#SBATCH --nodes=1 --gres=gpu:a100:4\n", "dgx-a100"),
+        ("a.sbatch", "#SBATCH --nodes=1\n#SBATCH --gpus-per-node=h100:4\n", "dgx-h100"),
+        ("a.sbatch", "#SBATCH --nodes=1 --gres=gpu:4 --constraint=l40s\n", "pcie-l40s"),
+        ("a.sbatch", "#SBATCH --nodes=1 --gres=gpu:4\n", ""),
+        ("a.sbatch", "#SBATCH --nodes=1 --gres=gpu:4 --constraint=gpu80\n", ""),
+        ("a.pbs", "#PBS -l select=1:ncpus=32:ngpus=4:gpu_type=a100\n", "dgx-a100"),
+        ("a.json", _job({"nodeSelector": {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}}), "dgx-h100"),
+        ("a.json", _job({"nodeSelector": {"node.kubernetes.io/instance-type": "g6.24xlarge"}}), "pcie-l4"),
+        ("a.json", _job({}), ""),
+        ("a.yaml", "resources: {accelerators: 'H200:4'}\nrun: |\n  ", "dgx-h200"),
+        ("a.yaml", "resources: {instance_type: g6e.24xlarge}\nrun: |\n  ", "pcie-l40s"),
+    ],
+)
+def test_what_a_job_calls_its_gpus_is_the_cluster_that_nothing_else_names(
+    tmp_path: Path, name: str, text: str, cluster: str
+) -> None:
+    whole = text if name.endswith(".json") else f"{text}torchrun --nproc_per_node=4 {_TRAINED}\n"
+    (tmp_path / name).write_text(whole)
+    if not cluster:
+        assert "--cluster: is missing" in error_of(tmp_path, f"predict {name}")
+        return
+    said = text_of(tmp_path, "predict", name)
+    assert f"on 4 ranks of {cluster}" in said
+    assert f"names the GPUs: nodes and links are taken from {cluster}" in " ".join(said.split())
+    stated = text_of(tmp_path, "predict", name, "--cluster", "dgx-b200")
+    assert "on 4 ranks of dgx-b200" in stated
+    assert "names the GPUs" not in stated
+
+
 def test_an_open_word_at_the_end_of_a_line_is_no_program_and_no_error() -> None:
     started = launch(("torchrun", "--nproc-per-node", "8", unknown("ARGS")))
     assert (started.per_node, started.words) == (8, ())

@@ -269,11 +269,9 @@ def with_strategy(file: JobFile, strategy: str | None) -> JobFile:
 def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[Plan, tuple[str, ...]]:
     """Return (plan, notes for the user) of a configuration, priced on the query's cluster. Raises InputError for what
     neither the configuration nor the query sets."""
-    if query.cluster is None:
-        raise InputError("cluster", None, "is missing: a plan is for one", "e.g. dgx-h100")
     q = resolve(*query_by(path, query, reading))
     x = q.subject
-    plan = plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster, q.precision)
+    plan = plan_of(q.pricing, x.priced, x.run, x.mfu, query.cluster or "", q.precision)
     plan.choices["source"] = file_entry(reading.title, reading.configuration.kind, reading.config, ())
     return plan, q.notes
 
@@ -281,10 +279,10 @@ def plan_of_configuration(reading: Reading, path: Path, query: Query) -> tuple[P
 def plan_of(
     p: Pricing, priced: PricedStrategy, run: PipelineRun, mfu: float, cluster: str | ClusterSpec, precision: str
 ) -> Plan:
-    """Return a priced strategy as a plan. `cluster`: as a user gave it."""
-    name = cluster if isinstance(cluster, str) else cluster.name
-    from_file = name.lower().endswith(".toml")
-    chosen = ClusterChoice(file=name) if from_file else ClusterChoice(preset=name, nodes=p.cluster.nodes)
+    """Return a priced strategy as a plan. `cluster`: as a user gave it, which may be a file."""
+    preset = ClusterChoice(preset=p.cluster.name, nodes=p.cluster.nodes)
+    from_file = isinstance(cluster, str) and cluster.lower().endswith(".toml")
+    chosen = ClusterChoice(file=str(cluster)) if from_file else preset
     choices: dict[str, Any] = {
         "stack": p.stack,
         "precision": precision,

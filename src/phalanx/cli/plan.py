@@ -161,8 +161,6 @@ def improve(
 
     if gone := next((str(path) for path in sources if not split_function(path)[0].exists()), ""):
         raise InputError("file", gone, "no such file")
-    if query.cluster is None:
-        raise InputError("cluster", None, "is missing: what a change brings depends on it", "e.g. dgx-h100")
     source, *more = sources
     query = replace(query, files=tuple(more))
     if tries is not None:

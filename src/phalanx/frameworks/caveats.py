@@ -83,6 +83,12 @@ UNTIMED = Caveat(
 )
 
 
+def nodes_of(kind: str, cluster: str) -> Caveat:
+    """Return the caveat that a cluster is taken by what its GPUs are called."""
+    reason = f"names the GPUs: nodes and links are taken from {cluster}, unless --cluster says others"
+    return Caveat("assumed", (kind,), reason, ("time", "memory"))
+
+
 def unfilled(key: str, seq: int) -> Caveat:
     """Return the caveat that every sample fills the sequence, whose length a key only bounds."""
     return Caveat(

@@ -3,6 +3,7 @@
 import math
 import re
 import shlex
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx.spec.strategy.zero_levels import ZERO_LEVELS
@@ -33,6 +34,12 @@ def words_of(value: Any) -> list[str]:
         return shlex.split(text)
     except ValueError:
         return text.split()
+
+
+def tables_of(value: Any, name: str) -> list[Mapping[str, Any]]:
+    """Return the tables of a list that a table has; none for anything else."""
+    rows = value.get(name) if isinstance(value, Mapping) else None
+    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
 
 
 def number(value: Any, default: float) -> float:

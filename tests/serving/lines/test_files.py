@@ -9,9 +9,9 @@ import yaml
 from support.in_process_cli import error_of
 from support.other_values import changed
 
+from phalanx.frameworks.launchers.gpu_kinds import instance
 from phalanx.serving.answer import serve_plan
 from phalanx.serving.lines.files import ServerPods, commands_of, script_of
-from phalanx.serving.lines.instances import instance
 from phalanx.serving.lines.reading import LinesRead, read
 from phalanx.spec.cluster.presets import named
 from phalanx.spec.errors import InputError

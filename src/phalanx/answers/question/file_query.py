@@ -19,7 +19,7 @@ from phalanx.answers.question.read import (
 )
 from phalanx.answers.question.stated import READ_BY, job_of, model_of, options_of, strategy_of
 from phalanx.cost.analytic.profile import FIELDS as CONSTANTS
-from phalanx.frameworks.caveats import Caveat, assumption, unfilled
+from phalanx.frameworks.caveats import Caveat, assumption, nodes_of, unfilled
 from phalanx.frameworks.configuration import ALL_BLOCKS, Configuration, Keys, shown
 from phalanx.frameworks.deepspeed.read import GRADIENT_BYTES
 from phalanx.frameworks.keys import key_table
@@ -30,6 +30,7 @@ from phalanx.frameworks.values import divided, truth
 from phalanx.planning import lookup as names
 from phalanx.schedule.pipeline.given_layout import equal_blocks, write_layers
 from phalanx.schedule.pipeline.stages import rank_of
+from phalanx.spec.cluster import presets
 from phalanx.spec.cluster.chips import jax_devices
 from phalanx.spec.cluster.spec import GIB
 from phalanx.spec.errors import InputError
@@ -60,6 +61,9 @@ def query_by(path: Path, asked: Query, reading: Reading | None = None) -> tuple[
     names.require_counts(*((name, number) for name, number in given if number is not None))
     reading, asked = _in_chips(_with_sizes(reading or _read(path, asked), asked), asked)
     c, s = reading.configuration, reading.layout
+    if asked.cluster is None and (kind := _kind_of(reading)) and (nodes := presets.named(kind)) is not None:
+        query, configured = query_by(path, replace(asked, cluster=nodes))
+        return query, replace(configured, caveats=(nodes_of(kind, nodes), *configured.caveats))
     if s.world is None and asked.gpus is None and (counted := names.gpus_in(asked.cluster)) is not None:
         return query_by(path, replace(asked, gpus=counted))
     _require_priceable(path, asked, reading)
@@ -225,6 +229,12 @@ def _require_priceable(path: Path, asked: Query, reading: Reading) -> None:
             remedy = "set that variable in the file's first line, or write the number"
             remedy = called if re.search(r"\$\d", caveat.reason) else remedy
             raise InputError(f"{path}: {caveat.keys[0]}", None, caveat.reason, remedy)
+
+
+def _kind_of(reading: Reading) -> str:
+    """Return what a batch script or a manifest calls its GPUs; "" where it does not."""
+    launched = reading.config.get("launched")
+    return launched.kind if isinstance(launched, ProgramLaunch) else ""
 
 
 def gpus_of(reading: Reading, gpus: int | None, path: Path) -> int:

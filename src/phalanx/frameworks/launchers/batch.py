@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from phalanx.frameworks.launchers.launcher import Allocation
 
 _SHORT = {"N": "nodes", "n": "ntasks", "G": "gpus"}
+_KIND = re.compile(r"(?:gres/)?(?:gpu[:/])?([A-Za-z][\w.-]*)")
 _LINE = re.compile(r"^[ \t]*#(SBATCH|PBS)[ \t]+(.*)$", re.M)
 
 
@@ -43,9 +44,8 @@ def _slurm(options: Mapping[str, str]) -> tuple[Allocation, dict[str, str]]:
     whole = _number(options.get("gpus"))
     if tasks is None and nodes and per_node:
         tasks = nodes * per_node
-    given = Allocation(
-        nodes, per_node, tasks, gpus or (whole // nodes if whole and nodes else None), whole, "#SBATCH"
-    )
+    each = gpus or (whole // nodes if whole and nodes else None)
+    given = Allocation(nodes, per_node, tasks, each, whole, _kind(options), "#SBATCH")
     names = {
         ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"): nodes,
         ("SLURM_NTASKS", "SLURM_NPROCS"): tasks or nodes,
@@ -65,7 +65,18 @@ def _pbs(lines: list[tuple[str, str]]) -> tuple[Allocation, dict[str, str]]:
     count = int(nodes[1]) if nodes else None
     each = value.get("mpiprocs", value.get("ppn"))
     tasks, gpus = count * each if count and each else None, value.get("ngpus", value.get("gpus"))
-    return Allocation(count, each, tasks, gpus, None, "#PBS"), {"PBS_NUM_NODES": str(count)} if count else {}
+    kind = re.search(r"[:,]gpu_(?:type|model)=([\w.-]+)", text)
+    names = {"PBS_NUM_NODES": str(count)} if count else {}
+    return Allocation(count, each, tasks, gpus, None, kind[1] if kind else "", "#PBS"), names
+
+
+def _kind(options: Mapping[str, str]) -> str:
+    """Return the kind of GPU of --gres=gpu:a100:4, --gpus-per-node=h100:8 or --constraint=h100; "" where none says
+    one."""
+    stated = [options.get(name, "") for name in ("gres", "gpus-per-node", "gpus", "gpus-per-task")]
+    matches = [_KIND.match(text) for text in stated]
+    kinds = [match[1] for match in matches if match and match[1] != "gpu"]
+    return next(iter(kinds), options.get("constraint", options.get("C", "")))
 
 
 def _number(text: str | None) -> int | None:

@@ -68,6 +68,8 @@ class Allocation:
     """GPUs of a node."""
     all_gpus: int | None = None
     """GPUs of the job."""
+    kind: str = ""
+    """What its GPUs are called; "": not stated."""
     by: str = ""
     """What states them: `#SBATCH`, `#PBS`, or the kind of a manifest."""
 
@@ -101,6 +103,8 @@ class ProgramLaunch:
     """Files of hosts that were not given."""
     asked: int | None = None
     """GPUs that the batch job asks for."""
+    kind: str = ""
+    """What they are called; "": not stated."""
     unranked: int | None = None
     """Processes that srun starts and that find no rank in their environment."""
     open: tuple[str, ...] = ()

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from phalanx.frameworks.launchers.gpu_kinds import gpu_of_pod, instance
 from phalanx.frameworks.launchers.launcher import Allocation
-from phalanx.frameworks.values import words_of
+from phalanx.frameworks.values import tables_of, words_of
 from phalanx.spec.errors import InputError
 
 Table = Mapping[str, Any]
@@ -34,11 +35,13 @@ class Pods:
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of ConfigMaps, by name."""
+    kind: str = ""
+    """What its GPUs are called; "": not stated."""
 
     def given(self, kind: str, per_node: int | None) -> tuple[Allocation, dict[str, str]]:
         """Return the nodes and GPUs that the job gives its launcher, and the variables that operators set."""
         each = per_node or self.gpus
-        given = Allocation(self.nodes, per_node, None, self.gpus, None, kind)
+        given = Allocation(self.nodes, per_node, None, self.gpus, None, self.kind, kind)
         counts = ("NNODES", "PET_NNODES", "SKYPILOT_NUM_NODES", "NUM_NODES", "JOB_COMPLETIONS", "LWS_GROUP_SIZE")
         names: dict[str, int | str] = dict.fromkeys(counts, self.nodes)
         if each:
@@ -122,12 +125,6 @@ def _count(value: Any, default: int = 1) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_PODS else default
 
 
-def _tables(value: Table, name: str) -> list[Table]:
-    """Return the tables of a list in a table; none where it is no list."""
-    rows = value.get(name)
-    return [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
-
-
 def _gpus(container: Table) -> int | None:
     for part in ("limits", "requests"):
         for name, value in _table(container, "resources", part).items():
@@ -142,7 +139,7 @@ def _words(container: Table) -> list[str]:
 
 def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
     """Return `nodes` pods of a template, described by the container that trains; None where none has a command."""
-    containers = _tables(pod, "containers")
+    containers = tables_of(pod, "containers")
     with_gpus = [c for c in containers if _gpus(c)] or containers
     trained = [c for c in with_gpus if _words(c)]
     if len(trained) > 1:
@@ -154,11 +151,13 @@ def _pods(pod: Table, nodes: int, where: str) -> Pods | None:
         return None
     chosen = trained[0]
     environment = {
-        str(e["name"]): str(e["value"]) for e in _tables(chosen, "env") if "name" in e and e.get("value") is not None
+        str(e["name"]): str(e["value"])
+        for e in tables_of(chosen, "env")
+        if "name" in e and e.get("value") is not None
     }
     words = [re.sub(r"\$\((\w+)\)", lambda m: environment.get(m[1], f"${m[1]}"), word) for word in _words(chosen)]
     line = " ".join(word if re.fullmatch(r"\$\w+", word) else shlex.quote(word) for word in words)
-    return Pods(line, nodes, _gpus(chosen), environment)
+    return Pods(line, nodes, _gpus(chosen), environment, kind=gpu_of_pod(pod))
 
 
 def _job(kind: str, pods: Iterator[Pods | None], per_node: int | None = None, nodes: int | None = None) -> Manifest:
@@ -169,7 +168,8 @@ def _job(kind: str, pods: Iterator[Pods | None], per_node: int | None = None, no
     last = groups[-1]
     total = nodes or sum(group.nodes for group in groups)
     gpus = next((group.gpus for group in groups if group.gpus), None)
-    return Manifest(kind, Pods(last.command, total, gpus, last.environment), per_node)
+    named = next((group.kind for group in groups if group.kind), "")
+    return Manifest(kind, Pods(last.command, total, gpus, last.environment, kind=named), per_node)
 
 
 def _pytorch_job(document: Table) -> Manifest:
@@ -189,12 +189,13 @@ def _mpi_job(document: Table) -> Manifest:
     spec = _table(document, "spec")
     groups = _table(spec, "mpiReplicaSpecs")
     worker = _table(groups, "Worker")
-    gpus = next((g for c in _tables(_table(worker, "template", "spec"), "containers") if (g := _gpus(c))), None)
+    gpus = next((g for c in tables_of(_table(worker, "template", "spec"), "containers") if (g := _gpus(c))), None)
     nodes = _count(worker.get("replicas"))
     launcher = _pods(_table(groups, "Launcher", "template", "spec"), nodes, "its Launcher")
     job = _job("MPIJob", iter([launcher]), nodes=nodes)
     each = spec.get("slotsPerWorker")
-    pods = Pods(job.pods.command, nodes, gpus or job.pods.gpus, job.pods.environment)
+    named = gpu_of_pod(_table(worker, "template", "spec")) or job.pods.kind
+    pods = Pods(job.pods.command, nodes, gpus or job.pods.gpus, job.pods.environment, kind=named)
     return Manifest("MPIJob", pods, _count(each) if each is not None else None)
 
 
@@ -233,7 +234,7 @@ def _ray_job(document: Table) -> Manifest:
     groups = cluster.get("workerGroupSpecs")
     nodes, gpus = 0, None
     for group in [*(groups if isinstance(groups, list) else []), {**_table(cluster, "headGroupSpec"), "replicas": 1}]:
-        each = next((g for c in _tables(_table(group, "template", "spec"), "containers") if (g := _gpus(c))), None)
+        each = next((g for c in tables_of(_table(group, "template", "spec"), "containers") if (g := _gpus(c))), None)
         if each:
             nodes, gpus = nodes + _count(group.get("replicas")), each
     command = str(spec.get("entrypoint") or "")
@@ -266,7 +267,9 @@ def _sky_task(document: Table) -> Manifest:
     number = re.search(r":(\d{1,3})(?:\.0)?$", str(asked))
     environment = {str(k): str(v) for k, v in _table(document, "envs").items() if v is not None}
     nodes, gpus = _count(document.get("num_nodes")), int(number[1]) if number else 1 if asked else None
-    return Manifest("task", Pods(str(document.get("run")), nodes, gpus, environment))
+    rented = instance(str(_table(document, "resources").get("instance_type", "")))
+    kind, gpus = (re.sub(r":[\d.]+$", "", str(asked)), gpus) if asked else rented or ("", gpus)
+    return Manifest("task", Pods(str(document.get("run")), nodes, gpus, environment, kind=kind))
 
 
 def _compose(document: Table) -> Manifest:

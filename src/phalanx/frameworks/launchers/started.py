@@ -113,7 +113,7 @@ def _started(
         return _arguments_alone(script, given)
     invocation, one = chosen
     part = "srun" in one.launchers and {"nodes", "N"} & one.options.keys()  # of the job's nodes
-    one = replace(one, asked=None if part else given.ranks)
+    one = replace(one, asked=None if part else given.ranks, kind=given.kind)
     args, assigned, positional = arguments(one.words)
     script_of_its_own = one.program.endswith(SCRIPTS)
     if script_of_its_own:  # which may start several ranks each time

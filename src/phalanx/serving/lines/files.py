@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.frameworks.companions import LARGEST, Companions
+from phalanx.frameworks.launchers.gpu_kinds import gpu_of_pod, instance
 from phalanx.frameworks.reading.source import DATA
 from phalanx.frameworks.tables import documents
-from phalanx.frameworks.values import words_of
-from phalanx.serving.lines.instances import instance
+from phalanx.frameworks.values import tables_of, words_of
 from phalanx.spec.documents import read_text
 
 _COPIES = ("Deployment", "ReplicaSet", "StatefulSet", "LeaderWorkerSet")
@@ -64,7 +64,7 @@ def commands_of(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iter
             yield from commands_of(inner, pods, start)
     if not isinstance(value, Mapping):
         return
-    pods = replace(pods, gpu=_gpu(value) or pods.gpu)
+    pods = replace(pods, gpu=gpu_of_pod(value) or pods.gpu)
     if (workers := _workers(value)) is not None:
         for start, part, worker in workers:
             copies = _count(worker.get("replicas", worker.get("minReplicas"))) or 1
@@ -118,7 +118,7 @@ def _of_kaito(value: Mapping[str, Any]) -> Iterator[tuple[str, ServerPods]]:
     each = _table(spec, "template") or value
     inference, resource = _table(each, "inference"), _table(each, "resource")
     name = _table(inference, "preset").get("name") or _table(spec, "model").get("name")
-    roles = _tables(spec, "roles") or [{**resource, "replicas": spec.get("replicas")}]
+    roles = tables_of(spec, "roles") or [{**resource, "replicas": spec.get("replicas")}]
     for role in roles if name else ():
         kind = str(role.get("instanceType", ""))
         gpu, gpus = instance(kind) or ("", 1)
@@ -203,39 +203,6 @@ def _degrees(parallelism: Any) -> Iterator[str]:
 def _count(value: Any) -> int | None:
     """Return a positive whole number in a manifest or a template; None for anything else."""
     return int(str(value)) if re.fullmatch("[1-9][0-9]{0,5}", str(value)) else None
-
-
-_GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
-"""Labels of a node with the name of its GPU: of NVIDIA's GPU feature discovery, and of Google's Kubernetes."""
-_INSTANCE = "node.kubernetes.io/instance-type"
-_ACCELERATOR_NAMES = {"nvidia-tesla-a100": "a100-40gb", "nvidia-h100-mega-80gb": "h100"}
-"""Names of accelerators that are not the name of their GPU (cloud.google.com/compute/docs/gpus)."""
-
-
-def _gpu(pod: Mapping[str, Any]) -> str:
-    """Return the GPU of the nodes that a pod's selector or its required affinity asks for; empty: any, or several."""
-    affinity = pod.get("affinity")
-    affinity = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
-    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") if isinstance(affinity, Mapping) else {}
-    terms = [*_tables(required, "nodeSelectorTerms"), *_tables(pod, "nodeSelectorTerms")]
-    asked = [
-        e for term in terms for e in _tables(term, "matchExpressions") if e.get("key") in (*_GPU_LABELS, _INSTANCE)
-    ]
-    chosen = [
-        v[0] for e in asked if e.get("operator") == "In" and isinstance(v := e.get("values"), list) and len(v) == 1
-    ]
-    if isinstance(selector := pod.get("nodeSelector"), Mapping):
-        chosen += [selector[label] for label in (*_GPU_LABELS, _INSTANCE) if label in selector]
-    if not chosen:
-        return ""
-    rented = instance(str(chosen[0]))
-    return rented[0] if rented else _ACCELERATOR_NAMES.get(str(chosen[0]), str(chosen[0]))
-
-
-def _tables(value: Any, name: str) -> list[Mapping[str, Any]]:
-    """Return the tables of a list that a table has; empty for anything else."""
-    inner = value.get(name) if isinstance(value, Mapping) else None
-    return [each for each in inner if isinstance(each, Mapping)] if isinstance(inner, list) else []
 
 
 def _gpus(resources: Any) -> int | None:

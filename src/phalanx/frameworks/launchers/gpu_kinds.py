@@ -1,4 +1,5 @@
-"""Types of instances of clouds: the GPU that each has, and how many.
+"""The kinds of GPUs that files of schedulers and clouds ask for: labels of nodes, and types of instances with the
+GPU that each has, and how many.
 
 Azure, docs "sizes/gpu-accelerated"; AWS, "Amazon EC2 instance types"; Google Cloud, "GPU machine types". Parts of a
 GPU (Azure's NV6ads_A10_v5, AWS's g6f) are left out.
@@ -6,6 +7,9 @@ GPU (Azure's NV6ads_A10_v5, AWS's g6f) are left out.
 
 import re
 from collections.abc import Mapping
+from typing import Any
+
+from phalanx.frameworks.values import tables_of
 
 _ONE_TO_EIGHT = {"12xlarge": 4, "24xlarge": 4, "48xlarge": 8}
 """GPUs of AWS's sizes with several."""
@@ -52,3 +56,30 @@ def instance(name: str) -> tuple[str, int] | None:
             size = match[1]
             return gpu, counts.get(size, int(size) if "gpu" in pattern else 1)
     return None
+
+
+_GPU_LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator")
+"""Labels of a node with the name of its GPU: of NVIDIA's GPU feature discovery, and of Google's Kubernetes."""
+_INSTANCE = "node.kubernetes.io/instance-type"
+_ACCELERATOR_NAMES = {"nvidia-tesla-a100": "a100-40gb", "nvidia-h100-mega-80gb": "h100"}
+"""Names of accelerators that are not the name of their GPU (cloud.google.com/compute/docs/gpus)."""
+
+
+def gpu_of_pod(pod: Mapping[str, Any]) -> str:
+    """Return the GPU of the nodes that a pod's selector or its required affinity asks for; empty: any, or several."""
+    affinity = pod.get("affinity")
+    affinity = affinity.get("nodeAffinity") if isinstance(affinity, Mapping) else None
+    required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") if isinstance(affinity, Mapping) else {}
+    terms = [*tables_of(required, "nodeSelectorTerms"), *tables_of(pod, "nodeSelectorTerms")]
+    asked = [
+        e for term in terms for e in tables_of(term, "matchExpressions") if e.get("key") in (*_GPU_LABELS, _INSTANCE)
+    ]
+    chosen = [
+        v[0] for e in asked if e.get("operator") == "In" and isinstance(v := e.get("values"), list) and len(v) == 1
+    ]
+    if isinstance(selector := pod.get("nodeSelector"), Mapping):
+        chosen += [selector[label] for label in (*_GPU_LABELS, _INSTANCE) if label in selector]
+    if not chosen:
+        return ""
+    rented = instance(str(chosen[0]))
+    return rented[0] if rented else _ACCELERATOR_NAMES.get(str(chosen[0]), str(chosen[0]))
