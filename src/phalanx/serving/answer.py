@@ -28,6 +28,7 @@ from phalanx.serving.search.neighbours import neighbours
 from phalanx.serving.search.question import ServingCandidate, ServingQuestion
 from phalanx.serving.search.queued import capacity
 from phalanx.serving.search.search import Search
+from phalanx.serving.starting import not_starting
 from phalanx.spec.errors import InputError
 
 _LAUNCH = {"vllm": vllm.launch, "sglang": sglang.launch, "trtllm": trtllm.launch}
@@ -146,7 +147,7 @@ def serve_plan(
     ranges, basis = likely(q, searched.best, slowed(q, searched.best, search.copy_of))
     most = capacity(q, searched.best, search.copy_of) if q.open_load and not q.concurrency else None
     taken = checkpoint_assumption(q.model, query.model_name, searched.best.weights)
-    room = workers.cache_tokens // workers.layout.attention_dp
+    copy = search.copy_of(searched.best.weights, workers.layout)
 
     def listed(c: ServingCandidate) -> PlannedDeployment:
         plan = as_plan(query, c)
@@ -170,7 +171,7 @@ def serve_plan(
         kv_bytes_per_token=per_token,
         state_bytes_per_request=state,
         requests_that_fit=fits,
-        memory=memory_words(search.copy_of(searched.best.weights, workers.layout)),
+        memory=memory_words(copy),
         best=listed(searched.best),
         alternatives=tuple(map(listed, searched.finalists[1:])),
         front=tuple(map(listed, searched.front)),
@@ -184,7 +185,7 @@ def serve_plan(
         plan=as_plan(query, searched.best),
         search=searched,
         caveats=(
-            *lines.stopped(room),
+            *not_starting(lines, copy),
             *(edge(q, most) if most else ()),
             *lines.caveats,
             *query.caveats,

@@ -9,6 +9,7 @@ from phalanx.serving.cost.checkpoint import checkpoint_assumption
 from phalanx.serving.lines.reading import STOPS, LinesRead
 from phalanx.serving.question import ask
 from phalanx.serving.search.search import Search
+from phalanx.serving.starting import not_starting
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def server_room(lines: LinesRead) -> ServerRoom:
         longest=lines.longest,
         memory=memory_words(copy),
         caveats=(
-            *(weights or lines.stopped(group_tokens)),
+            *(weights or not_starting(lines, copy)),
             *lines.caveats,
             *query.caveats,
             *([taken] if taken else []),

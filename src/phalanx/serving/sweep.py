@@ -15,6 +15,7 @@ from phalanx.serving.question import ask
 from phalanx.serving.search.answering import answer
 from phalanx.serving.search.question import load_words
 from phalanx.serving.search.search import Search
+from phalanx.serving.starting import not_starting
 from phalanx.spec.errors import InputError
 
 
@@ -108,7 +109,7 @@ def _answer(
     workers, o = best.groups[-1], best.outcome
     assert o is not None
     taken = checkpoint_assumption(q.model, query.model_name, best.weights)
-    stopped = lines.stopped(workers.cache_tokens // workers.layout.attention_dp)
+    stopped = not_starting(lines, search.copy_of(best.weights, workers.layout))
     caveats |= dict.fromkeys((*stopped, *query.caveats, *([taken] if taken else ())))
     notes |= dict.fromkeys(query.notes)
     return LoadAnswer(

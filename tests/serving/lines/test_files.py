@@ -42,6 +42,8 @@ spec:
     resources: {{limits: {{cpu: 10, nvidia.com/gpu: "{gpus}"}}}}}}]}}}}
 """
 _IMAGE = f'spec: {{containers: [{{name: a, image: "vllm/vllm-openai:v1", args: [--model, {_8B}, -tp, "4"]}}]}}\n'
+_COMPOSED = "services: {{a: {{{}, ipc: host}}}}\n"
+"""A service of Docker Compose, whose command is the arguments of its image's entry point."""
 
 
 def _read(path: Path, text: str) -> LinesRead:
@@ -55,6 +57,15 @@ def _read(path: Path, text: str) -> LinesRead:
         (_SET, "tp=8,pp=2", 1024, 131072),
         (_VALUES, "tp=2", 9, 2048),
         (f"apiVersion: v1\nkind: Pod\n{_IMAGE}", "tp=4", 1024, 131072),
+        (
+            _COMPOSED.format(f'image: "vllm/vllm-openai:v1", command: [--model, {_8B}, -tp, "4"]'),
+            "tp=4",
+            1024,
+            131072,
+        ),
+        (_COMPOSED.format(f"image: vllm/vllm-openai, command: {_8B} -tp 2"), "tp=2", 1024, 131072),
+        (_COMPOSED.format(f"image: a, entrypoint: vllm serve, command: {_8B} -tp 2"), "tp=2", 1024, 131072),
+        (_COMPOSED.format(f"image: vllm/vllm-openai, command: vllm serve {_8B} -tp 2"), "tp=2", 1024, 131072),
     ],
 )
 def test_a_manifest_and_values_are_read_as_lines(

@@ -187,3 +187,28 @@ def test_a_line_says_how_many_sequences_graphs_are_captured_for(tmp_path: Path, 
     answer = serve_plan(source=[tmp_path / "s.sh"], cluster="dgx-h100", **load)  # type: ignore[arg-type]
     assert answer.search.question.graphs == most
     assert any(f"graphs are priced for up to {most}" in note for note in answer.notes) == (most is not None)
+
+
+@pytest.mark.parametrize(
+    ("words", "card", "counted", "first"),
+    [
+        ("Qwen/Qwen3.8-27B --gpu-memory-utilization 0.95", "rtx-pro-6000", 556, "does not start"),
+        ("Qwen/Qwen3.8-27B-FP8", "rtx-pro-6000", 939, "uncertain"),
+        ("Qwen/Qwen3.5-4B --gpu-memory-utilization 0.50", "rtx-4090", 73, "does not start"),
+        ("Qwen/Qwen3.8-27B-FP8 --enforce-eager", "rtx-pro-6000", 0, ""),
+        ("Qwen/Qwen3.8-27B-FP8 --max-num-seqs 512", "rtx-pro-6000", 939, ""),
+        ("Qwen/Qwen3-32B-FP8", "rtx-pro-6000", 0, ""),
+    ],
+)
+def test_requests_at_once_need_a_page_of_recurrent_states(
+    tmp_path: Path, words: str, card: str, counted: int, first: str
+) -> None:
+    """vLLM 0.20 and later stop where fewer are left than --max-num-seqs, by default 1,024 or 256. The number of which
+    it is said that it starts is at most what engines counted (vllm-project/recipes#831, and a log of Qwen3.5-4B)."""
+    (tmp_path / "run.sh").write_text(f"vllm serve {words} --max-model-len 8192")
+    code, out, _ = phalanx(tmp_path, "serve plan --from run.sh --cluster", card)
+    said = next((line for line in out.splitlines() if "recurrent states" in line), "")
+    assert said.startswith(first)
+    assert (code, bool(said)) == (int(first == "does not start"), bool(first))
+    if said:
+        assert 0.5 * counted < int(said.partition("--max-num-seqs ")[2].partition(",")[0]) <= counted

@@ -1,7 +1,9 @@
 """The commands of a script, of a manifest's containers, or of the values of a chart.
 
-A container without a command starts its image's entry point; of KServe's LLMInferenceService, its InferenceService
-of Hugging Face's models and llm-d's chart, vLLM with the model that stands outside of it, as of KAITO's presets.
+A container without a command starts its image's entry point, and so does a service of Docker Compose, whose `command`
+is the arguments and whose `entrypoint` is what Kubernetes calls command (compose-spec, 05-services.md); of KServe's
+LLMInferenceService, its InferenceService of Hugging Face's models and llm-d's chart, vLLM with the model that stands
+outside of it, as of KAITO's presets.
 Values are also of vLLM's production-stack (helm/values.yaml), whose `vllmConfig` has flags in camel case. A file of
 `--config FILE` has flags too; flags of the command line override them (vllm/utils/argparse_utils.py:
 `_pull_args_from_config`).
@@ -86,11 +88,13 @@ def commands_of(value: Any, pods: ServerPods, start: Sequence[str] = ()) -> Iter
         return
     if str(value.get("apiVersion")).startswith("kaito.sh/"):
         yield from _of_kaito(value)
-    words = [*words_of(value.get("command")), *words_of(value.get("args"))]
+    composed = "image" in value and "name" not in value and "args" not in value
+    instead = value.get("entrypoint" if composed else "command")  # of the image's entry point
+    words = [*words_of(instead), *words_of(value.get("command" if composed else "args"))]
     if (words or (start and "resources" in value)) and (
         "image" in value or "name" in value or "modelFormat" in value
     ):
-        entry = [] if value.get("command") else start or [str(value.get("image", ""))]
+        entry = [] if instead else start or [str(value.get("image", ""))]
         if start:
             words = [word for word in words if not word.startswith(_KSERVE_WORDS)]
             words += words_of(_values(value.get("env")).get("VLLM_ADDITIONAL_ARGS"))

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from phalanx.cost.memory.cache import layer_cache
+from phalanx.cost.memory.cache import LayerCache, layer_cache
 from phalanx.serving.cost.step import INPUT_BYTES, STATE_BYTES
 from phalanx.spec.errors import InputError, nearest
 from phalanx.spec.model.blocks.lowering import architecture
@@ -88,6 +88,26 @@ def engine(name: str) -> EngineRow:
     if name not in ENGINES:
         raise InputError("engine", name, "is not a serving engine that Phalanx knows", nearest(name, ENGINES))
     return ENGINES[name]
+
+
+def state_pages(row: EngineRow, model: ModelSpec, room: float, tp: int, pp: int) -> int | None:
+    """Return the pages of a cache of `room` bytes of a GPU, one of which each sequence that decodes needs for its
+    recurrent states; None: the engine's pages hold none.
+
+    A page has a place in as many layers as its group, and groups are as large as the smallest number of layers of a
+    kind, or the largest if that is less than half as much again (vllm/v1/core/kv_cache_utils.py,
+    _get_kv_cache_groups_uniform_page_size). Each place is as large as a layer's state."""
+    layers: dict[LayerCache, int] = {}
+    for block, count in architecture(model).kinds.items():
+        for sublayer in block.sublayers:
+            if (kept := layer_cache(sublayer)) is not None:
+                layers[kept] = layers.get(kept, 0) + count
+    state = max((STATE_BYTES * k.state + INPUT_BYTES * k.inputs for k in layers), default=0.0)
+    if not (row.state_pages and state):
+        return None
+    few, many = min(layers.values()), max(layers.values())
+    group = many if many < 1.5 * few else few
+    return int(room / (state / tp * group / pp))
 
 
 def page_tokens(row: EngineRow, model: ModelSpec, cache_bytes: float) -> int:
