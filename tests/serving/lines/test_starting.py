@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from support.in_process_cli import phalanx, text_of
 
+from phalanx.planning.lookup import model_named
 from phalanx.serving.answer import serve_plan
 from phalanx.serving.launch.arguments import published
+from phalanx.serving.simulation.engines import engine, state_pages
 
 _MOE = "vllm serve Qwen/Qwen3-30B-A3B -dp 2 --enable-expert-parallel --max-model-len"
 _LOAD = ["--input", "1024", "--output", "8", "--requests", "4"]
@@ -212,3 +214,9 @@ def test_requests_at_once_need_a_page_of_recurrent_states(
     assert (code, bool(said)) == (int(first == "does not start"), bool(first))
     if said:
         assert 0.5 * counted < int(said.partition("--max-num-seqs ")[2].partition(",")[0]) <= counted
+
+
+def test_pages_of_states_are_as_many_as_a_server_counted() -> None:
+    """Qwen3.5 of 9 B in vLLM 0.27.1: "max_num_seqs (256) exceeds available Mamba cache blocks (108)" of 1.74 GiB."""
+    model, _ = model_named("Qwen/Qwen3.5-9B")
+    assert state_pages(engine("vllm"), model, 1.74 * 2**30, 1, 1) == 108
