@@ -34,6 +34,8 @@ _LEAST_SHARE = 0.01
 _MOST_FAILURES = 200_000
 """Number of failures above which a training is refused: its simulation takes a step for each."""
 MOST_SPARES = 100_000
+SHARED_SAVES = "saves on shared storage"
+"""Of a training whose nodes save on their own disks."""
 _SHARED_EVERY = 10
 """Saves on a node's own disks for each one that goes to shared storage."""
 
@@ -211,7 +213,11 @@ def premise_of(trained: TrainingJob, given: Conditions) -> Premise:
         stall_s = given.stall_s
     elif not given.synchronous:
         take("a save's stall", f"{stall_s:.3g} s", "asynchronous: 0.4 s and a copy at 20 GB/s a GPU (DLRover)")
-    saving = Saving(stall_s, max(save_s - stall_s, 0.0), _SHARED_EVERY if given.checkpoint == "local" else 1)
+    shared_every = _SHARED_EVERY if given.checkpoint == "local" else 1
+    if shared_every > 1:
+        lost = "a node that fails takes the others with it, which Young, Daly and recovery do not count"
+        take(SHARED_SAVES, f"1 of {shared_every}", f"assumed: {lost}")
+    saving = Saving(stall_s, max(save_s - stall_s, 0.0), shared_every)
     causes = _causes(trained, given, counts, kind, load_s)
     planned_s = given.restart_s if given.restart_s is not None else kind.software_s
     planned = counts.rate("planned", trained.gpus, trained.nodes) * (planned_s + load_s + stall_s)

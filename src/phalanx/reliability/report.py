@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from phalanx.planning.budget import short_number
 from phalanx.planning.tables.table import Sheet, columns
 from phalanx.reliability.answer import Goodput
+from phalanx.reliability.conditions import SHARED_SAVES
 from phalanx.reliability.scored import GoodputScores, ScoredFigure
 from phalanx.report.expense import carbon, energy, number
 from phalanx.report.predict import heading
@@ -71,6 +72,7 @@ def _figures(a: Goodput) -> Iterator[tuple[str, str, str]]:
     yield "effective time", f"{a.effective_share:.1%}", f"{ends}; closed form {a.effective_closed_form_share:.1%}"
     young, daly, recovery = map(long, (a.young_interval_s, a.daly_interval_s, a.recovery_interval_s))
     forms = f"Young {young}, Daly {daly}, with recovery {recovery}"
+    forms += ", of saves that no failure takes" if any(t.what == SHARED_SAVES for t in a.taken) else ""
     best = "the best, as none is given" if any(t.what == "interval" for t in a.taken) else "the best"
     loss = f"loses {a.interval_loss:.2%} against {long(a.best_interval_s)}" if a.interval_loss > 1e-6 else best
     yield "work between saves", long(a.interval_s), f"{loss}; {forms}"
